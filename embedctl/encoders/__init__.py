@@ -1,0 +1,1 @@
+"""From packed batches to vectors."""

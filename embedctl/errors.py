@@ -1,0 +1,99 @@
+"""Every error a user can meet, each with its exit code and the next thing to type.
+
+    EmbedctlError                     1   internal
+    ├── UsageError                    2   flags, config, unknown column
+    │   └── ModelError                2   model not found, or something in its folder is not understood
+    ├── SourceError                   4   missing, unreadable
+    │   └── SourceChanged             4   content differs from what the plan saw
+    ├── SinkError                     5   could not write (disk full, refused)
+    ├── PlanMismatch                  6   plan, recipe or replay differs
+    ├── Locked                        7   another run holds the destination
+    ├── GuardRefused                  8   a guard said no (too many dead rows, deletes)
+    ├── LimitReached                  9   stopped cleanly, more to do
+    ├── EncoderError                 10   the encoder or its thread failed
+    │   └── OutOfDeviceMemory        10   Transient: halve the batch and try again
+    ├── BooksError                   11   verify or the books failed
+    └── Interrupted             130/143   a signal stopped the run
+
+`Transient` marks what is worth a retry. All else is terminal.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+EXIT_OK = 0
+EXIT_NEW_DEAD = 3
+RESUMABLE = frozenset({5, 7, 9, 10, 130, 143})
+
+
+class EmbedctlError(Exception):
+    """Base of all. `hint` is the next command or change that helps, shown under the message."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class Transient(EmbedctlError):
+    """Mixin: the same call may succeed when tried again."""
+
+
+class UsageError(EmbedctlError):
+    exit_code = 2
+
+
+class ModelError(UsageError):
+    pass
+
+
+class SourceError(EmbedctlError):
+    exit_code = 4
+
+
+class SourceChanged(SourceError):
+    pass
+
+
+class SinkError(EmbedctlError):
+    exit_code = 5
+
+
+class PlanMismatch(EmbedctlError):
+    exit_code = 6
+
+
+class Locked(EmbedctlError):
+    exit_code = 7
+
+
+class GuardRefused(EmbedctlError):
+    exit_code = 8
+
+
+class LimitReached(EmbedctlError):
+    exit_code = 9
+
+
+class EncoderError(EmbedctlError):
+    exit_code = 10
+
+
+class OutOfDeviceMemory(EncoderError, Transient):
+    exit_code = 10
+
+
+class BooksError(EmbedctlError):
+    exit_code = 11
+
+
+class Interrupted(EmbedctlError):
+    """Raised inside a run that a signal asked to stop; `signum` gives the exit code 128 + signum."""
+
+    exit_code = 130
+
+    def __init__(self, signum: int) -> None:
+        super().__init__("interrupted; run the same command again to go on")
+        self.signum = signum

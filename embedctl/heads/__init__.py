@@ -1,0 +1,1 @@
+"""From hidden states to outputs, and from outputs to stored values."""

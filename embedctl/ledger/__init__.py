@@ -1,0 +1,1 @@
+"""What has been committed, by whom, and what died."""

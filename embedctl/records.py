@@ -1,0 +1,128 @@
+"""The frozen records that cross a stage, and the legend of shapes.
+
+Shape suffixes in tensor code: T tokens of a batch (packed, no padding), N sequences, L one group's length,
+H heads, D a head's width, E hidden width, V vocabulary, C output dimension. `input_ids_T` is (T,).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """One file of the corpus as the plan saw it.
+
+    `uri` is relative to the corpus root and names the file in ids, books and dead letters; `path` opens it.
+    `version` is an etag, or the modification time in ns; with `size_bytes` it tells changed content.
+    """
+
+    index: int
+    uri: str
+    path: str
+    format: str
+    compression: str | None
+    size_bytes: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A stretch of one file: positions `begin` (inclusive) to `end` (exclusive, None: to the file's end).
+
+    A position is a row number (Parquet, Arrow, CSV, text in compressed form never needs it) or, for
+    line formats, the decompressed byte offset at which the row's first byte lies.
+    """
+
+    file: int
+    begin: int = 0
+    end: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """What one worker takes whole: segments read in order. `limit_rows` ends it early (`--limit`)."""
+
+    index: int
+    segments: tuple[Segment, ...]
+    limit_rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """A place between two rows of a slice: the next row is at or after `position` of segment `segment`."""
+
+    segment: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowBlock:
+    """A bounded stretch of consecutive rows of one file, columnar, as a reader yields it.
+
+    positions: int64 (n,), ascending. columns: n rows with exactly the schema the reader was asked for.
+    errors: row in the block -> why it could not be read (its cells are then null). next_position: where a
+    reader starts to get the row after the last one. raw: the rows' undecoded bytes, for standard input only.
+    """
+
+    file: int
+    positions: np.ndarray
+    columns: pa.RecordBatch
+    next_position: int
+    errors: Mapping[int, str] = field(default_factory=dict)
+    raw: Sequence[bytes] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadRow:
+    """A row that could not be embedded. `raw` is kept for standard input, which cannot be read again."""
+
+    file: int
+    position: int
+    id: str | None
+    reason: str
+    raw: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenized:
+    """Token ids of n texts, end to end, special tokens included, already cut to the model's length.
+
+    ids_T: int32 (T,). offsets: int64 (n + 1,), text i holds ids_T[offsets[i]:offsets[i + 1]].
+    truncated: bool (n,), true where tokens were cut off.
+    """
+
+    ids_T: np.ndarray
+    offsets: np.ndarray
+    truncated: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 (n,): tokens of each text."""
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What one forward pass takes: N sequences packed end to end, sorted by length, so equal lengths touch.
+
+    input_ids_T: int32 (T,). cu_seqlens: int32 (N + 1,), sequence i is input_ids_T[cu_seqlens[i]:cu_seqlens[i + 1]].
+    units: int64 (N,), which unit of the window sequence i is. token_type_ids_T: int32 (T,) for pairs, else None.
+    """
+
+    input_ids_T: np.ndarray
+    cu_seqlens: np.ndarray
+    units: np.ndarray
+    token_type_ids_T: np.ndarray | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.cu_seqlens[-1])
+
+    @property
+    def max_seqlen(self) -> int:
+        return int(np.diff(self.cu_seqlens).max(initial=0))

@@ -1,0 +1,1 @@
+"""Many workers over one plan."""

@@ -1,0 +1,264 @@
+"""`JobSpec`: everything a user can ask of a job, from flags, environment and TOML, validated once.
+
+Precedence: flag, then `EMBEDCTL_<NAME>`, then the TOML file, then the default. Unknown keys and bad values are
+errors that name the nearest known key and what is allowed. None means "decide for me"; the plan holds the decision.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from embedctl.errors import UsageError
+
+Kind = Literal["rows", "recipe", "tuning", "policy", "run"]
+"""rows and recipe: fixed by the plan, part of what the numbers are. tuning: fixed by the plan, resolved by it.
+policy: may change on a resume. run: about this invocation only, never in the plan."""
+
+VECTOR_TYPES = ("float32", "float16", "int8", "uint8", "binary", "ubinary")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+POOLINGS = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+FORMATS = ("parquet", "jsonl", "csv", "tsv", "arrow", "text")
+
+DEFAULT_MODEL = "all-MiniLM-L6-v2"
+
+
+def _opt(kind: Kind, default: Any, *, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"kind": kind, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """One job. Frozen; the CLI, a TOML file and the Python API all build this."""
+
+    inputs: tuple[str, ...] = _opt("run", ())
+    to: str | None = _opt("run", None)
+    format: str | None = _opt("rows", None, choices=FORMATS)
+
+    text_column: str | None = _opt("recipe", None)
+    text_template: str | None = _opt("recipe", None)
+    id_column: str | None = _opt("rows", None)
+    keep: tuple[str, ...] = _opt("rows", ())
+    where: str | None = _opt("rows", None)
+    limit: int | None = _opt("rows", None)
+    sample: float | None = _opt("rows", None)
+    on_duplicate: str = _opt("rows", "first", choices=("first", "fail", "dead-letter", "keep"))
+
+    chunk: str | None = _opt("recipe", None)
+    overlap: int = _opt("recipe", 0)
+    chunk_pool: str | None = _opt("recipe", None, choices=("mean",))
+
+    model: str = _opt("recipe", DEFAULT_MODEL)
+    revision: str | None = _opt("recipe", None)
+    prompt_name: str | None = _opt("recipe", None)
+    prompt: str | None = _opt("recipe", None)
+    pooling: str | None = _opt("recipe", None, choices=POOLINGS)
+    max_length: int | None = _opt("recipe", None)
+    dim: int | None = _opt("recipe", None)
+    dtype: str = _opt("recipe", "auto", choices=DTYPES)
+    on_overlong: str = _opt("recipe", "truncate", choices=("truncate", "chunk", "dead-letter"))
+    trust_remote_code: bool = _opt("recipe", False)
+    allow_pickle: bool = _opt("recipe", False)
+
+    output: tuple[str, ...] = _opt("recipe", ("dense",))
+    vector_type: str = _opt("recipe", "float32", choices=VECTOR_TYPES)
+    token_count: bool = _opt("rows", False)
+    truncated: bool = _opt("rows", False)
+
+    device: str | None = _opt("tuning", None)
+    attention: str | None = _opt("tuning", None)
+    batch_tokens: int | None = _opt("tuning", None)
+    threads: int | None = _opt("tuning", None)
+    memory: int | None = _opt("tuning", None)
+    compile: bool | None = _opt("tuning", None)
+    window_rows: int = _opt("tuning", 8192)
+    window_bytes: int = _opt("tuning", 8 << 20)
+    slice_bytes: int = _opt("tuning", 256 << 20)
+
+    on_error: str = _opt("policy", "dead-letter", choices=("dead-letter", "fail"))
+    max_dead: str | None = _opt("policy", None)
+    if_locked: str = _opt("policy", "fail", choices=("fail", "skip", "wait"))
+
+    num_shards: int = _opt("run", 1)
+    shard_index: int = _opt("run", 0)
+    workers: int = _opt("run", 1)
+    offline: bool = _opt("run", False)
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value, choices = getattr(self, f.name), f.metadata["choices"]
+            if choices and value is not None and value not in choices:
+                near = difflib.get_close_matches(str(value), choices, n=1)
+                raise UsageError(
+                    f"{flag(f.name)}: {value!r} is not one of {', '.join(choices)}",
+                    hint=f"{flag(f.name)} {near[0]}" if near else None,
+                )
+        _check_numbers(self)
+        _check_pairs(self)
+
+    def of_kind(self, *kinds: Kind) -> dict[str, Any]:
+        """The fields of these kinds, JSON-ready, in declaration order."""
+        return {f.name: _jsonable(getattr(self, f.name)) for f in fields(self) if f.metadata["kind"] in kinds}
+
+    @property
+    def chunk_rule(self) -> tuple[str, int] | None:
+        """('tokens' | 'sentence' | 'semantic', tokens in a chunk), or None."""
+        if self.chunk is None:
+            return None
+        kind, _, size = self.chunk.partition(":")
+        return kind, int(size)
+
+    def dead_limit(self) -> tuple[int | None, float | None]:
+        """(rows, None) for `N`, (None, fraction) for `P%`, (None, None) without a limit."""
+        if self.max_dead is None:
+            return None, None
+        if self.max_dead.endswith("%"):
+            return None, float(self.max_dead[:-1]) / 100
+        return int(self.max_dead), None
+
+
+def flag(name: str) -> str:
+    """The command-line spelling of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def _jsonable(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _check_numbers(spec: JobSpec) -> None:
+    at_least = {
+        "limit": 1, "overlap": 0, "max_length": 1, "dim": 1, "batch_tokens": 1, "threads": 1, "memory": 1 << 20,
+        "window_rows": 1, "window_bytes": 1, "slice_bytes": 1, "num_shards": 1, "shard_index": 0, "workers": 1,
+    }  # fmt: skip
+    for name, low in at_least.items():
+        value = getattr(spec, name)
+        if value is not None and value < low:
+            raise UsageError(f"{flag(name)}: {value} is too small; at least {low}")
+    if spec.sample is not None and not 0 < spec.sample <= 1:
+        raise UsageError(f"--sample: {spec.sample:g} is out of range", hint="--sample 1%  or  --sample 0.01")
+    if spec.shard_index >= spec.num_shards:
+        raise UsageError(
+            f"--shard-index: {spec.shard_index} must be below --num-shards {spec.num_shards}",
+            hint=f"shards are counted from 0: 0 to {spec.num_shards - 1}",
+        )
+    if spec.max_dead is not None and not re.fullmatch(r"\d+|\d+(\.\d+)?%", spec.max_dead):
+        raise UsageError(f"--max-dead: {spec.max_dead!r} is neither a count nor a share", hint="--max-dead 100  or  --max-dead 0.1%")
+    if spec.chunk is not None and not re.fullmatch(r"(tokens|sentence|semantic):[1-9]\d*", spec.chunk):
+        raise UsageError(
+            f"--chunk: {spec.chunk!r} is not KIND:TOKENS", hint="--chunk tokens:400  (kinds: tokens, sentence, semantic)"
+        )
+
+
+def _check_pairs(spec: JobSpec) -> None:
+    if spec.text_column is not None and spec.text_template is not None:
+        raise UsageError("--text-column and --text-template: give one of them")
+    if spec.prompt is not None and spec.prompt_name is not None:
+        raise UsageError("--prompt and --prompt-name: give one of them")
+    if spec.chunk is None and (spec.overlap or spec.chunk_pool):
+        raise UsageError("--overlap and --chunk-pool need --chunk", hint="--chunk tokens:400")
+    if spec.chunk_rule and spec.overlap >= spec.chunk_rule[1]:
+        raise UsageError(f"--overlap: {spec.overlap} must be smaller than the chunk of {spec.chunk_rule[1]} tokens")
+    if spec.output != ("dense",):
+        raise UsageError(f"--output: {','.join(spec.output)} is not one this version can write", hint="--output dense")
+
+
+def resolve(
+    flags: Mapping[str, Any], *, config: Path | None = None, environ: Mapping[str, str] | None = None
+) -> JobSpec:
+    """One spec from flags (None: not given), `EMBEDCTL_*` variables and a TOML file, in this order of strength.
+
+    :raises UsageError: unknown key (the nearest is named), wrong type, value out of range.
+    """
+    known = {f.name for f in fields(JobSpec)}
+    merged: dict[str, Any] = {}
+    if config is not None:
+        merged |= {k: _coerce(k, v, f"{config}: {k}") for k, v in _read_toml(config, known).items()}
+    for key, text in (os.environ if environ is None else environ).items():
+        name = key.removeprefix("EMBEDCTL_").lower()
+        if key.startswith("EMBEDCTL_") and name in known:
+            merged[name] = _coerce(name, text, key)
+    merged |= {k: _coerce(k, v, flag(k)) for k, v in flags.items() if v is not None}
+    return JobSpec(**merged)
+
+
+def _read_toml(path: Path, known: set[str]) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise UsageError(f"--config: cannot read {path}: {exc.strerror}") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise UsageError(f"--config: {path} is not valid TOML: {exc}") from exc
+    out = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise UsageError(f"{path}: unknown key {key!r}", hint=f"did you mean {near[0]!r}?" if near else None)
+        out[name] = value
+    return out
+
+
+_SIZE = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+
+
+def parse_size(text: str) -> int:
+    """`8GiB`, `500MB`, `1024` to bytes. :raises ValueError: not a size."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text, re.IGNORECASE)
+    if not match:
+        raise ValueError(f"{text!r} is not a size like 8GiB")
+    return int(float(match[1]) * _SIZE.get((match[2] or "").lower(), 1))
+
+
+def parse_share(text: str) -> float:
+    """`1%` or `0.01` to 0.01. :raises ValueError: not a number."""
+    return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+
+
+_BYTES = {"memory", "window_bytes", "slice_bytes"}
+
+
+def _coerce(name: str, value: Any, where: str) -> Any:
+    """Bring a flag's, variable's or TOML value to the field's type, or say what was expected."""
+    want = _field_type(name)
+    try:
+        if want is tuple:
+            items = value.split(",") if isinstance(value, str) else list(value)
+            return tuple(s for item in items for s in (str(item).split(",") if name == "keep" else [str(item)]) if s)
+        if name == "sample":
+            return parse_share(str(value))
+        if name in _BYTES:
+            return parse_size(str(value))
+        if want is bool:
+            return _as_bool(value)
+        if want is int and isinstance(value, (str, int)) and not isinstance(value, bool):
+            return int(value)
+        if want is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            return str(value)
+    except ValueError:
+        pass
+    raise UsageError(f"{where}: {value!r} is not {'a whole number' if want is int else want.__name__}")
+
+
+def _as_bool(value: Any) -> bool:
+    text = str(value).lower()
+    if text in ("1", "true", "yes", "on"):
+        return True
+    if text in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(text)
+
+
+def _field_type(name: str) -> type:
+    hint = typing.get_type_hints(JobSpec)[name]
+    if isinstance(hint, types.UnionType):
+        hint = next(a for a in typing.get_args(hint) if a is not type(None))
+    return tuple if typing.get_origin(hint) is tuple else hint

@@ -1,0 +1,1 @@
+"""Contracts that every source, sink and encoder inherits; for third parties too."""

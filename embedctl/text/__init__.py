@@ -1,0 +1,1 @@
+"""From columns to text, from text to chunks."""

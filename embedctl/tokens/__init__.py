@@ -1,0 +1,1 @@
+"""From text to token ids, from token ids to packed batches."""
