@@ -126,3 +126,115 @@ class Batch:
     @property
     def max_seqlen(self) -> int:
         return int(np.diff(self.cu_seqlens).max(initial=0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class WindowKey:
+    """Names a window for ever: generation, slice, number in the slice. Orders as positions in the source do."""
+
+    generation: int
+    slice: int
+    window: int
+
+    @property
+    def stem(self) -> str:
+        return f"g{self.generation:04d}-{self.slice:05d}-{self.window:06d}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileBooks:
+    """The books of one file within one window: read = written + unchanged + skipped + duplicates + dead."""
+
+    file: int
+    read: int
+    written: int
+    skipped: int
+    duplicates: int
+    dead: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowRecord:
+    """What the ledger remembers of a committed window. Holds no time, no host, no writer.
+
+    `revision` 1 replaces 0 after duplicates found at the end were taken out. `last`: no window follows in the slice.
+    `replay` is the rolling hash of standard input up to `end`, None for files. `part` is the sink's name for it.
+    """
+
+    key: WindowKey
+    begin: Cursor
+    end: Cursor
+    last: bool
+    books: tuple[FileBooks, ...]
+    units: int
+    tokens: int
+    padded_tokens: int
+    truncated: int
+    revision: int = 0
+    part: str | None = None
+    replay: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Consecutive rows of one slice, texts made, nothing encoded yet.
+
+    Per live row, in input order: files int32 (n,), positions int64 (n,), ids, texts; `kept` has n rows.
+    `books` counts all rows read, live ones as written until a later stage says otherwise.
+    """
+
+    key: WindowKey
+    begin: Cursor
+    end: Cursor
+    last: bool
+    files: np.ndarray
+    positions: np.ndarray
+    ids: Sequence[str]
+    texts: Sequence[str]
+    kept: pa.Table
+    dead: tuple[DeadRow, ...]
+    books: tuple[FileBooks, ...]
+    replay: str | None = None
+    raw: Sequence[bytes] | None = None
+
+    @property
+    def text_bytes(self) -> int:
+        """An upper bound good enough for queues."""
+        return 4 * sum(map(len, self.texts)) + self.kept.nbytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Units:
+    """What the encoder sees of a window: one unit a document, or one a chunk.
+
+    document: int64 (u,), ascending, the window's live row of each unit. number, begin, end: int32 (u,), the chunk's
+    number in its document and its character span. tokenized: of the distinct texts; sequence: int64 (u,), which
+    of them each unit is (identical texts are encoded once).
+    """
+
+    document: np.ndarray
+    number: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+    tokenized: Tokenized
+    sequence: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowOutput:
+    """A window ready for the sink: only live rows, units in input order.
+
+    ids: per unit. positions: int64, per live row, or None where ids tell them. vectors: (u, C') in the stored vector type. kept: u rows. chunk columns are None without chunking.
+    """
+
+    record: WindowRecord
+    ids: Sequence[str]
+    positions: np.ndarray | None
+    vectors: np.ndarray
+    kept: pa.Table
+    token_count: np.ndarray
+    truncated: np.ndarray
+    chunk: np.ndarray | None
+    char_start: np.ndarray | None
+    char_end: np.ndarray | None
+    dead: tuple[DeadRow, ...]

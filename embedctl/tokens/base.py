@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from embedctl.records import Tokenized
 
 
@@ -15,6 +17,9 @@ class Tokenizer(Protocol):
     num_prompt_tokens: int
     """Leading tokens that come from the prompt (special tokens before it included); 0 without a prompt."""
 
+    overhead_tokens: int
+    """Tokens of `max_length` that special tokens and prompt take."""
+
     def __call__(self, texts: Sequence[str]) -> Tokenized:
         """Prompt prepended, special tokens added, cut to `max_length`.
 
@@ -24,4 +29,8 @@ class Tokenizer(Protocol):
 
     def count(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text, uncut, without special tokens and prompt: what chunk sizes are measured in."""
+        ...
+
+    def offsets(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """int64 (t, 2) for each text: the character span of each of its content tokens."""
         ...

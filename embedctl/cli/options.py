@@ -1,0 +1,197 @@
+"""The options of a job: one row per `JobSpec` field, so that flags, `EMBEDCTL_*` variables, TOML keys and help agree.
+
+Every option is None when not given; values travel as text and `spec.resolve` brings them to their types, so a bad
+value reads the same from a flag, a variable or a file.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from embedctl.errors import UsageError
+from embedctl.spec import JobSpec, flag, resolve
+
+ROWS = "Rows and text"
+MODEL = "Model"
+OUTPUT = "Output"
+CHUNKS = "Chunks"
+BAD_ROWS = "Bad rows and guards"
+SPEED = "Speed"
+MANY = "Several processes and machines"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """How one field shows on the command line. `short` is a one-letter flag."""
+
+    panel: str
+    help: str
+    metavar: str = "TEXT"
+    short: str | None = None
+
+
+def _row(panel: str, help: str, metavar: str = "TEXT", short: str | None = None) -> Option:
+    return Option(panel=panel, help=help, metavar=metavar, short=short)
+
+
+OPTIONS: dict[str, Option] = {
+    "to": _row(OUTPUT, "Destination folder. Default: <stem>.embeddings in the working folder.", "FOLDER", "-o"),
+    "vector_type": _row(OUTPUT, "How vectors are stored. int8 and uint8 ranges come from a sample, once."),
+    "output": _row(OUTPUT, "What each row gives.", "dense"),
+    "token_count": _row(OUTPUT, "Also write a column `token_count`."),
+    "truncated": _row(OUTPUT, "Also write a column `truncated`."),
+    "format": _row(ROWS, "Format of the inputs. Default: by file name."),
+    "text_column": _row(ROWS, "Column to embed. Default: `text`, or the only text column.", "NAME"),
+    "text_template": _row(ROWS, "Text built from columns, like '{title}\\n\\n{body}'.", "TEMPLATE"),
+    "id_column": _row(ROWS, "Column of ids. Default: `id`, `_id` or `docid`, else file and row.", "NAME"),
+    "keep": _row(ROWS, "Columns to copy beside the vectors.", "NAME,…"),
+    "where": _row(ROWS, "Embed only rows for which this SQL condition holds.", "SQL"),
+    "limit": _row(ROWS, "Read only this many rows.", "ROWS"),
+    "sample": _row(ROWS, "Embed a fixed pseudo-random share of the rows.", "1%|0.01"),
+    "on_duplicate": _row(ROWS, "What happens to a row whose id came before."),
+    "model": _row(MODEL, "Name from `embedctl models`, folder, or hub id.", "MODEL", "-m"),
+    "revision": _row(MODEL, "Branch, tag or commit of a hub model.", "REV"),
+    "prompt_name": _row(MODEL, "One of the model's own prompts, by name.", "NAME"),
+    "prompt": _row(MODEL, "Text put before every document.", "TEXT"),
+    "pooling": _row(MODEL, "Pooling, where the model's own is not wanted."),
+    "max_length": _row(MODEL, "Longest sequence, special tokens included. Default: the model's.", "TOKENS"),
+    "dim": _row(MODEL, "Matryoshka: keep this many dimensions, then renormalise.", "N"),
+    "dtype": _row(MODEL, "Compute type; auto is bfloat16 where the hardware has it, else float32."),
+    "on_overlong": _row(MODEL, "What happens to a text longer than --max-length."),
+    "trust_remote_code": _row(MODEL, "Let the model's folder run its own Python code."),
+    "allow_pickle": _row(MODEL, "Load weights from pickle files where there is no safetensors."),
+    "offline": _row(MODEL, "Never ask a hub."),
+    "chunk": _row(
+        CHUNKS, "Cut documents: tokens:N, sentence:N or semantic:N, counted in the model's tokens.", "KIND:TOKENS"
+    ),
+    "overlap": _row(CHUNKS, "Tokens that neighbouring chunks share.", "TOKENS"),
+    "chunk_pool": _row(CHUNKS, "One vector a document: chunks averaged by tokens, renormalised."),
+    "on_error": _row(BAD_ROWS, "Set bad rows aside, or stop at the first."),
+    "max_dead": _row(BAD_ROWS, "Accept up to this many dead rows (exit 0); stop above it (exit 8).", "N|P%"),
+    "if_locked": _row(BAD_ROWS, "What to do when another run holds the destination."),
+    "device": _row(SPEED, "cpu, cuda, cuda:1… Default: the best there is.", "DEVICE"),
+    "attention": _row(SPEED, "Attention kernel. Default: see `embedctl doctor`.", "KERNEL"),
+    "batch_tokens": _row(SPEED, "Tokens in one forward pass.", "TOKENS"),
+    "threads": _row(SPEED, "CPU threads. Default: what the cgroup grants.", "N"),
+    "memory": _row(SPEED, "Memory to plan for, like 8GiB. Default: the cgroup's.", "SIZE"),
+    "compile": _row(SPEED, "Compile the model first. Default: for long jobs."),
+    "window_rows": _row(SPEED, "Most rows in a window, the unit of commit and resume.", "ROWS"),
+    "window_bytes": _row(SPEED, "Most raw text in a window.", "SIZE"),
+    "slice_bytes": _row(SPEED, "Aim for slices of this many bytes.", "SIZE"),
+    "num_shards": _row(MANY, "Split the planned slices among this many runs.", "N"),
+    "shard_index": _row(MANY, "Which of them this run is, from 0.", "I"),
+    "workers": _row(MANY, "Worker processes on this machine.", "N"),
+}
+
+INPUTS = typer.Argument(metavar="INPUT", help="Files, folders, globs or URIs; - is standard input.", show_default=False)
+CONFIG = typer.Option(
+    "--config", "-c", metavar="FILE", help="TOML file with any of these options as keys.", show_default=False
+)
+JSON = typer.Option("--json", metavar="", help="Print one JSON object on stdout.")
+QUIET = typer.Option("--quiet", "-q", metavar="", help="No progress and no summary on stderr; errors still show.")
+
+Inputs = Annotated[Optional[list[str]], INPUTS]  # noqa: UP045 - evaluated by Typer at run time
+Config = Annotated[Optional[Path], CONFIG]  # noqa: UP045
+Json = Annotated[bool, JSON]
+Quiet = Annotated[bool, QUIET]
+
+
+def job_options(only: Collection[str] | None = None) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Give a command the options of the table (or `only` these), gathered into its `flags` keyword."""
+    names = [name for name in OPTIONS if only is None or name in only]
+
+    def decorate(command: Callable[..., int]) -> Callable[..., int]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "flags"]
+        table = {f.name: f for f in fields(JobSpec)}
+        added = [_parameter(table[name], OPTIONS[name]) for name in names]
+
+        @functools.wraps(command)
+        def run(**values: Any) -> int:
+            return command(flags={name: _given(values.pop(name)) for name in names}, **values)
+
+        every = sorted([*own, *added], key=lambda p: p.kind)
+        run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in every}
+        del run.__wrapped__
+        return run
+
+    return decorate
+
+
+def spec_of(flags: Mapping[str, Any], inputs: list[str] | None, config: Path | None, command: str = "embed") -> JobSpec:
+    """The validated job. :raises UsageError: a bad value, wherever it came from."""
+    spec = resolve({**flags, "inputs": tuple(inputs) if inputs else None}, config=config)
+    if not spec.inputs:
+        raise UsageError("no input given", hint=f"embedctl {command} corpus.parquet")
+    return spec
+
+
+def overrides(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Only what a flag or an `EMBEDCTL_*` variable says of these options, validated, each in its own type."""
+    spec = resolve(flags)
+    return {k: getattr(spec, k) for k, v in flags.items() if v is not None or f"EMBEDCTL_{k.upper()}" in os.environ}
+
+
+def _given(value: Any) -> Any:
+    return value or None if isinstance(value, list) else value
+
+
+def _parameter(field: Field[Any], option: Option) -> inspect.Parameter:
+    names = [flag(field.name), *([option.short] if option.short else [])]
+    choices: tuple[str, ...] = field.metadata["choices"]
+    kind: Any = Optional[str]
+    metavar = "NAME" if choices else option.metavar
+    if "bool" in str(field.type):
+        kind, metavar = Optional[bool], ""
+        if field.default is None:
+            names = [f"{names[0]}/--no-{names[0].removeprefix('--')}"]
+    elif "tuple" in str(field.type):
+        kind = Optional[list[str]]
+    shown = typer.Option(
+        *names,
+        help=_help(field, option),
+        metavar=metavar,
+        rich_help_panel=option.panel,
+        show_default=False,
+        autocompletion=_completer(choices) if choices else None,
+    )
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, shown]
+    )
+
+
+def _completer(choices: tuple[str, ...]) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        return [c for c in choices if c.startswith(incomplete)]
+
+    return complete
+
+
+def _help(field: Field[Any], option: Option) -> str:
+    """The table's words, then what is allowed and what is the default where the spec says so."""
+    choices, default = field.metadata["choices"], _shown_default(field)
+    parts = [option.help]
+    if len(choices) > 1:
+        parts.append(f"One of {', '.join(choices)}.")
+    elif choices:
+        parts.append(f"Only: {choices[0]}.")
+    if default:
+        parts.append(f"Default: {default}.")
+    return " ".join(parts)
+
+
+def _shown_default(field: Field[Any]) -> str:
+    value = field.default
+    if value is MISSING or value is None or isinstance(value, bool) or value == ():
+        return ""
+    if field.name.endswith("_bytes"):
+        return f"{value >> 20}MiB"
+    return ",".join(value) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,42 @@
+"""`embedctl status`: what a destination holds."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from embedctl.cli.console import show_report
+from embedctl.cli.options import Json
+
+EPILOG = """[bold]Examples[/bold]
+embedctl status corpus.embeddings
+embedctl status corpus.embeddings --dead"""
+
+Destination = Annotated[
+    str, typer.Argument(metavar="DESTINATION", help="The folder an earlier run wrote to.", show_default=False)
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(name="status", epilog=EPILOG)(command)
+
+
+def command(
+    destination: Destination,
+    dead: Annotated[
+        bool, typer.Option("--dead", metavar="", help="List every dead letter: file, position, id, reason.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Tell what is committed, what is dead, whether the job is done, and who holds it.
+
+    Reads only; safe beside a running job.
+    """
+    from embedctl import job
+
+    report = dict(job.status(destination))
+    if dead:
+        report["dead_letters"] = list(job.dead_letters(destination))
+    show_report(report, as_json=as_json)
+    return 0

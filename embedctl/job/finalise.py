@@ -1,0 +1,200 @@
+"""All windows committed -> the generation is done: duplicates out, books checked against the sink, readers switched.
+
+Every step may be killed and done again. Refuses to finish when the books do not balance (`BooksError`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from embedctl.errors import BooksError, GuardRefused
+from embedctl.events import Rows
+from embedctl.job.duplicates import Loser, find
+from embedctl.job.versions import publish_version
+from embedctl.ledger import dead
+from embedctl.ledger.segments import Contents, Ledger
+from embedctl.plan import Plan
+from embedctl.records import DeadRow, FileBooks, WindowKey, WindowRecord
+from embedctl.sinks.base import Sink
+from embedctl.storage import LocalStorage
+
+FINALISED = "finalised"
+
+
+def is_complete(plan: Plan, contents: Contents) -> bool:
+    """Whether every slice of the plan's generation is committed to its last window."""
+    return not incomplete_slices(plan, contents)
+
+
+def incomplete_slices(plan: Plan, contents: Contents) -> list[int]:
+    """Slices of the plan with a window still to do, ascending."""
+    if plan.targets is not None:
+        done = {(k.slice, k.window) for k in contents.windows if k.generation == plan.generation}
+        return sorted({s for s, w in plan.targets if (s, w) not in done})
+    last = {r.key.slice: r.key.window for r in contents.of_generation(plan.generation) if r.last}
+    counts: dict[int, int] = defaultdict(int)
+    for key in contents.windows:
+        counts[key.slice] += key.generation == plan.generation
+    return [s.index for s in plan.slices if s.index not in last or counts[s.index] != last[s.index] + 1]
+
+
+def is_finalised(plan: Plan, contents: Contents) -> bool:
+    return any(e["kind"] == FINALISED and e["generation"] == plan.generation for e in contents.events)
+
+
+def live_records(contents: Contents) -> list[WindowRecord]:
+    """Records of all generations, in order: their units together are what the destination holds."""
+    return [contents.windows[k] for k in sorted(contents.windows)]
+
+
+def totals(contents: Contents) -> Rows:
+    """The books over all generations: a later generation moves rows from dead to what became of them."""
+    rows = Rows()
+    for record in contents.windows.values():
+        for book in record.books:
+            again = record.key.generation > 1
+            rows += Rows(
+                read=0 if again else book.read,
+                written=book.written,
+                skipped=book.skipped,
+                duplicates=book.duplicates,
+                dead=book.dead - (book.read if again else 0),
+            )
+    return rows
+
+
+def books_by_file(plan: Plan, contents: Contents) -> dict[str, Rows]:
+    per_file: dict[int, Rows] = defaultdict(Rows)
+    for record in contents.windows.values():
+        for b in record.books:
+            again = record.key.generation > 1
+            per_file[b.file] += Rows(
+                read=0 if again else b.read,
+                written=b.written,
+                skipped=b.skipped,
+                duplicates=b.duplicates,
+                dead=b.dead - (b.read if again else 0),
+            )
+    return {plan.files[f].uri: rows for f, rows in sorted(per_file.items())}
+
+
+def current_dead(contents: Contents) -> list[WindowRecord]:
+    """For each window place, the record of the newest generation that tried it: its letters are the ones that stand."""
+    newest: dict[tuple[int, int], WindowRecord] = {}
+    for key in sorted(contents.windows):
+        newest[key.slice, key.window] = contents.windows[key]
+    return [r for r in newest.values() if any(b.dead for b in r.books)]
+
+
+def finalise(plan: Plan, storage: LocalStorage, ledger: Ledger, sink: Sink) -> Rows:
+    """Finish the generation. The caller holds the lease on finalising.
+
+    :raises BooksError: lost or doubled rows; the destination is left as it is.
+    :raises GuardRefused: duplicates where the user asked to fail.
+    """
+    settle_duplicates(plan, storage, ledger, sink)
+    check_books(plan, ledger.contents, sink)
+    for record in live_records(ledger.contents):
+        if record.revision:
+            sink.retire(record.key)
+    dead.merge(storage, [(r.key, r.revision) for r in current_dead(ledger.contents)])
+    publish_version(plan, storage, live_records(ledger.contents))
+    ledger.append({"kind": FINALISED, "generation": plan.generation})
+    ledger.compact()
+    return totals(ledger.contents)
+
+
+def settle_duplicates(plan: Plan, storage: LocalStorage, ledger: Ledger, sink: Sink) -> None:
+    """Take later rows of an id out of their windows (revision 1), so that the first position wins."""
+    rule = plan.spec["on_duplicate"]
+    if plan.id_column is None or rule == "keep":
+        return
+    records = {r.key: r for r in live_records(ledger.contents)}
+    originals = {k: r for k, r in records.items() if not r.revision}
+    counts = [sum(b.written for b in r.books) for r in records.values()]
+    losers: dict[WindowKey, list[Loser]] = defaultdict(list)
+    for loser in find(list(records), counts, lambda k: sink.rows(records[k])[0], storage.scratch):
+        losers[loser.key].append(loser)
+    if losers and rule == "fail":
+        one = next(iter(losers.values()))[0]
+        id_ = sink.rows(records[one.key])[0][one.row]
+        raise GuardRefused(
+            f"id {id_!r} stands in more than one row ({sum(map(len, losers.values()))} rows repeat an earlier id)",
+            hint="keep the first of each with --on-duplicate first, in a new --to",
+        )
+    for key in sorted(losers):
+        if key in originals:
+            _drop(originals[key], losers[key], plan, storage, ledger, sink, as_dead=rule == "dead-letter")
+
+
+def _drop(
+    record: WindowRecord, losers: Sequence[Loser], plan: Plan, storage: LocalStorage, ledger: Ledger, sink: Sink, *, as_dead: bool
+) -> None:
+    rows = np.array(sorted(loser.row for loser in losers), dtype=np.int64)
+    file_of = np.repeat([b.file for b in record.books], [b.written for b in record.books])
+    lost = {f: int((file_of[rows] == f).sum()) for f in set(file_of[rows].tolist())}
+    changed = replace(record, revision=1, books=tuple(_moved(b, lost.get(b.file, 0), as_dead) for b in record.books))
+    if as_dead:
+        ids, positions = sink.rows(record)
+        letters = [
+            DeadRow(file=int(file_of[r]), position=int(positions[r]), id=ids[r], reason=f"duplicate id {ids[r]!r}")
+            for r in rows.tolist()
+        ]
+        uris = {f.uri: f.index for f in plan.files}
+        earlier = [
+            DeadRow(file=uris[o["file"]], position=o["position"], id=o["id"], reason=o["reason"], raw=o.get("raw"))
+            for _, o in dead.letters(storage, [(record.key, 0)])
+        ]
+        both = sorted((*earlier, *letters), key=lambda d: (d.file, d.position))
+        dead.put(storage, record.key, both, plan.files, revision=1)
+    ledger.append(sink.drop_rows(record, changed, rows.tolist()))
+
+
+def _moved(book: FileBooks, rows: int, as_dead: bool) -> FileBooks:
+    return replace(
+        book,
+        written=book.written - rows,
+        duplicates=book.duplicates + (0 if as_dead else rows),
+        dead=book.dead + (rows if as_dead else 0),
+    )
+
+
+def check_books(plan: Plan, contents: Contents, sink: Sink) -> None:
+    """:raises BooksError: rows lost or doubled in the ledger, or other units in the sink than the books say."""
+    for uri, rows in books_by_file(plan, contents).items():
+        if not rows.balanced():
+            raise BooksError(f"{uri}: the books do not balance: {rows.to_json()}")
+    _check_read(plan, contents)
+    records = live_records(contents)
+    expected, found = sum(r.units for r in records), sink.count(records)
+    if expected != found:
+        raise BooksError(
+            f"the books say {expected} vectors, the destination holds {found}", hint="embedctl verify names the parts"
+        )
+
+
+def _check_read(plan: Plan, contents: Contents) -> None:
+    """Where the plan knows how many rows there are, as many must have been read."""
+    if plan.spec["limit"] is not None or plan.spec["sample"] is not None:
+        return
+    planned: Mapping[str, int] = planned_rows(plan)
+    books = books_by_file(plan, contents)
+    for uri, count in planned.items():
+        read = books.get(uri, Rows()).read
+        if read != count:
+            raise BooksError(f"{uri}: {read} rows were read, the file holds {count}")
+
+
+def planned_rows(plan: Plan) -> dict[str, int]:
+    """Rows of each file whose format tells, by URI."""
+    counts: dict[str, int] = {}
+    for slice_ in plan.slices:
+        for segment in slice_.segments:
+            file = plan.files[segment.file]
+            if file.format in ("parquet", "arrow") and segment.end is not None:
+                counts[file.uri] = counts.get(file.uri, 0) + segment.end - segment.begin
+    return counts

@@ -1,0 +1,206 @@
+"""JobSpec -> plan: finds the files, agrees on the columns, reads the model's settings, decides what is `auto`."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embedctl import registry
+from embedctl.encoders.open import resolve_device, resolve_dtype
+from embedctl.heads.precision import calibrate
+from embedctl.job import wiring
+from embedctl.models.load import ModelFolder, find_model
+from embedctl.plan import Plan, job_of, recipe_of
+from embedctl.records import Segment, SourceFile
+from embedctl.sources.files import STDIN, snapshot
+from embedctl.sources.roles import is_number_id
+from embedctl.sources.schema import column_names, read_schemas, resolve_schema
+from embedctl.sources.slices import cut_slices, size_segments
+from embedctl.sources.where import columns_of
+from embedctl.spec import JobSpec
+from embedctl.text.template import text_rule
+
+PROBES = 32
+PROBE_ROWS = 64
+CPU_BATCH_TOKENS = 8192
+CUDA_BATCH_TOKENS = 65536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A plan, and the model folder that it was made with."""
+
+    plan: Plan
+    folder: ModelFolder
+
+
+def open_model(spec: JobSpec) -> ModelFolder:
+    return find_model(
+        spec.model,
+        revision=spec.revision,
+        offline=spec.offline,
+        allow_pickle=spec.allow_pickle,
+        trust_remote_code=spec.trust_remote_code,
+    )
+
+
+def draft(spec: JobSpec, files: Sequence[SourceFile]) -> Draft:
+    """:raises UsageError, ModelError, SourceError: before any work, naming the field, column or file."""
+    formats = {name: registry.get("formats", name)() for name in sorted({f.format for f in files})}
+    columns = text_rule(spec.text_column, spec.text_template).columns if spec.text_column or spec.text_template else ()
+    schemas = read_schemas(files, formats)
+    schema = resolve_schema(
+        files,
+        formats,
+        text_columns=columns or None,
+        template=spec.text_template is not None,
+        id_column=spec.id_column,
+        keep=spec.keep,
+        where_columns=sorted(columns_of(spec.where, column_names(schemas))) if spec.where else (),
+        schemas=schemas,
+    )
+    folder = open_model(spec)
+    resolved = _resolve(spec, folder)
+    id_field = schema.schema.field(schema.id_column) if schema.id_column else None
+    resolved["id_type"] = "int64" if id_field is not None and is_number_id(id_field) else "string"
+    made_of = {k: resolved[k] for k in ("dtype", "prompt", "max_length", "dim")} | {"text": list(schema.text_columns)}
+    recipe = recipe_of(spec, folder.fingerprint(), made_of)
+    seen = snapshot(files)
+    sized = [s for f in files for s in size_segments(f, formats[f.format].segments(f, spec.slice_bytes))]
+    plan = Plan(
+        generation=1,
+        job=job_of(recipe, seen, spec),
+        recipe=recipe,
+        snapshot=seen,
+        spec=spec.of_kind("rows", "recipe", "tuning"),
+        resolved=resolved,
+        model=_card(folder, resolved),
+        schema=schema.schema,
+        id_column=schema.id_column,
+        text_columns=tuple(schema.text_columns),
+        keep=tuple(schema.keep),
+        inputs=tuple(i if i == STDIN else os.path.abspath(i) for i in spec.inputs),
+        files=tuple(files),
+        slices=tuple(cut_slices(sized, spec.slice_bytes, limit_rows=spec.limit)),
+        libraries=_libraries(),
+    )
+    return Draft(plan=plan, folder=folder)
+
+
+def available_cpus() -> int:
+    """Processors this process may use, the cgroup's quota included."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        if quota != "max":
+            cpus = min(cpus, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return cpus
+
+
+def _resolve(spec: JobSpec, folder: ModelFolder) -> dict[str, Any]:
+    fake = folder.kind == "fake"
+    device = "cpu" if fake else resolve_device(spec.device)
+    prompt = "" if fake else folder.prompt(spec)
+    resolved: dict[str, Any] = {
+        "device": device,
+        "dtype": "float32" if fake else resolve_dtype(spec.dtype, device),
+        "threads": spec.threads or available_cpus(),
+        "batch_tokens": spec.batch_tokens or (CUDA_BATCH_TOKENS if device.startswith("cuda") else CPU_BATCH_TOKENS),
+        "compile": bool(spec.compile),
+        "prompt": prompt,
+        "max_length": folder.max_length(spec),
+        "dim": folder.dim(spec),
+        "window_rows": spec.window_rows,
+        "window_bytes": spec.window_bytes,
+        "slice_bytes": spec.slice_bytes,
+        "machine": platform.machine(),
+    }
+    tokenizer = wiring.open_tokenizer(folder, resolved, {"trust_remote_code": spec.trust_remote_code})
+    resolved["num_prompt_tokens"] = tokenizer.num_prompt_tokens
+    return resolved
+
+
+def _card(folder: ModelFolder, resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """What a reader of the vectors should know of their model."""
+    return {
+        "name": folder.name,
+        "architecture": folder.architecture,
+        "fingerprint": folder.fingerprint(),
+        "dim": resolved["dim"],
+        "max_length": resolved["max_length"],
+        "prompt": resolved["prompt"],
+        "prompts": dict(folder.prompts),
+        "similarity": folder.similarity,
+        "normalised": folder.normalised,
+    }
+
+
+def _libraries() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("numpy", "pyarrow", "tokenizers", "torch", "transformers"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def probe_texts(plan: Plan) -> Iterator[str]:
+    """A seeded, spread sample of texts that would be embedded: up to PROBES places, PROBE_ROWS rows each."""
+    blocks, rules = wiring.blocks_of(plan), wiring.row_rules(plan)
+    for segment, start in _probes(plan):
+        taken = 0
+        for block in blocks(plan.files[segment.file], segment.begin, segment.end, start):
+            passes = rules.where(block.columns) if rules.where else np.ones(len(block.positions), dtype=bool)
+            for i, text in enumerate(rules.render(block.columns)):
+                if passes[i] and i not in block.errors and text is not None and rules.problem(text) is None:
+                    yield text
+                    taken += 1
+                    if taken == PROBE_ROWS:
+                        break
+            if taken == PROBE_ROWS:
+                break
+
+
+def _probes(plan: Plan) -> list[tuple[Segment, int]]:
+    segments = [s for slice_ in plan.slices for s in slice_.segments]
+    if not segments:
+        return []
+    chance = np.random.default_rng(int(plan.job, 16) % 2**63)
+    chosen = np.sort(chance.integers(0, len(segments), size=PROBES)) if len(segments) > PROBES else range(len(segments))
+    per_segment = 1 if len(segments) > PROBES else max(1, PROBES // len(segments))
+    out = []
+    for number in chosen:
+        segment = segments[int(number)]
+        span = (segment.end or segment.begin) - segment.begin
+        starts = {segment.begin + int(chance.integers(0, span)) for _ in range(per_segment)} if span > 1 else {segment.begin}
+        out += [(segment, start) for start in sorted(starts | ({segment.begin} if per_segment > 1 else set()))]
+    return out
+
+
+def int8_ranges(plan: Plan, folder: ModelFolder) -> list[list[float]]:
+    """Ranges of each dimension over the probe's vectors, as nested lists (2, C)."""
+    from embedctl.tokens.pack import make_batches
+
+    tokenizer = wiring.open_tokenizer(folder, plan.resolved, plan.spec)
+    encoder = wiring.open_planned_encoder(folder, plan.spec, plan.resolved)
+    try:
+        texts = sorted(set(probe_texts(plan)))
+        if not texts:
+            return [[-1.0] * encoder.dim, [1.0] * encoder.dim]
+        vectors = np.zeros((len(texts), encoder.dim), dtype=np.float32)
+        for batch in make_batches(tokenizer(texts), plan.resolved["batch_tokens"], padded=encoder.padded):
+            vectors[batch.units] = encoder.encode(batch)
+        ranges: list[list[float]] = calibrate(vectors[np.isfinite(vectors).all(axis=1)]).tolist()
+        return ranges
+    finally:
+        encoder.close()

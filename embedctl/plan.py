@@ -1,0 +1,204 @@
+"""The plan: what is fixed before the first row and obeyed by every resume.
+
+Enters: a `JobSpec` and what was resolved from it (files, slices, schema, model, dtype, kernels). Leaves: an immutable
+`Plan`, published once as `.embedctl/plan-<generation>.json`. Refuses: a later spec that asks for something else,
+each field named (`PlanMismatch`).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from embedctl import __version__
+from embedctl.errors import PlanMismatch
+from embedctl.records import Segment, Slice, SourceFile
+from embedctl.spec import JobSpec, flag
+from embedctl.storage import STATE, Storage
+
+FORMAT = 1
+_FREE = frozenset({"device", "memory"})
+"""Tuning that may differ on a resume without touching a byte of the output's meaning: where and in how much memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """See DESIGN words: plan. `spec` holds the fields of kind rows, recipe and tuning as asked; `resolved` what they
+    became. `job` names the first generation's plan in every part's footer. `schema` is what readers deliver. `int8_ranges` is (2, C) as nested lists, or None.
+    `targets`: the (slice, window) places a retry goes over, None for a first generation."""
+
+    generation: int
+    job: str
+    recipe: str
+    snapshot: str
+    spec: Mapping[str, Any]
+    resolved: Mapping[str, Any]
+    model: Mapping[str, Any]
+    schema: pa.Schema
+    id_column: str | None
+    text_columns: tuple[str, ...]
+    keep: tuple[str, ...]
+    inputs: tuple[str, ...]
+    files: tuple[SourceFile, ...]
+    slices: tuple[Slice, ...]
+    int8_ranges: Sequence[Sequence[float]] | None = None
+    targets: tuple[tuple[int, int], ...] | None = None
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    version: str = __version__
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready; files and slices as rows, since there may be hundreds of thousands."""
+        return {
+            "format": FORMAT,
+            "embedctl": self.version,
+            "generation": self.generation,
+            "job": self.job,
+            "recipe": self.recipe,
+            "snapshot": self.snapshot,
+            "spec": dict(self.spec),
+            "resolved": dict(self.resolved),
+            "model": dict(self.model),
+            "schema": base64.b64encode(self.schema.serialize().to_pybytes()).decode(),
+            "id_column": self.id_column,
+            "text_columns": list(self.text_columns),
+            "keep": list(self.keep),
+            "inputs": list(self.inputs),
+            "files": [[f.uri, f.path, f.format, f.compression, f.size_bytes, f.version] for f in self.files],
+            "slices": [[[[s.file, s.begin, s.end] for s in sl.segments], sl.limit_rows] for sl in self.slices],
+            "int8_ranges": self.int8_ranges,
+            "targets": None if self.targets is None else [list(t) for t in self.targets],
+            "libraries": dict(self.libraries),
+        }
+
+    @classmethod
+    def from_json(cls, obj: Mapping[str, Any]) -> Plan:
+        """:raises PlanMismatch: written by a newer embedctl in a format this one does not know."""
+        if obj["format"] != FORMAT:
+            raise PlanMismatch(
+                f"the plan has format {obj['format']}, this embedctl reads {FORMAT} (it was made by {obj['embedctl']})",
+                hint="pip install --upgrade embedctl",
+            )
+        return cls(
+            generation=obj["generation"],
+            job=obj["job"],
+            recipe=obj["recipe"],
+            snapshot=obj["snapshot"],
+            spec=obj["spec"],
+            resolved=obj["resolved"],
+            model=obj["model"],
+            schema=pa.ipc.read_schema(pa.py_buffer(base64.b64decode(obj["schema"]))),
+            id_column=obj["id_column"],
+            text_columns=tuple(obj["text_columns"]),
+            keep=tuple(obj["keep"]),
+            inputs=tuple(obj["inputs"]),
+            files=tuple(
+                SourceFile(index=i, uri=u, path=p, format=f, compression=c, size_bytes=s, version=v)
+                for i, (u, p, f, c, s, v) in enumerate(obj["files"])
+            ),
+            slices=tuple(
+                Slice(index=i, segments=tuple(Segment(file=f, begin=b, end=e) for f, b, e in segments), limit_rows=n)
+                for i, (segments, n) in enumerate(obj["slices"])
+            ),
+            int8_ranges=obj["int8_ranges"],
+            targets=None if obj["targets"] is None else tuple((s, w) for s, w in obj["targets"]),
+            libraries=obj["libraries"],
+            version=obj["embedctl"],
+        )
+
+    @property
+    def chunked(self) -> bool:
+        """Whether a row may give several units, so that parts have the columns chunk, char_start and char_end."""
+        pooled = self.spec["chunk_pool"] is not None
+        return (self.spec["chunk"] is not None and not pooled) or self.spec["on_overlong"] == "chunk"
+
+    def moved_to(self, files: Sequence[SourceFile]) -> Plan:
+        """The same plan over the same files found under another root."""
+        return replace(self, files=tuple(files))
+
+
+def recipe_of(spec: JobSpec, model_fingerprint: str, resolved: Mapping[str, Any]) -> str:
+    """Hash of what makes the numbers. `resolved` must hold dtype, prompt, max_length, dim and text rule as decided."""
+    made_of = {**spec.of_kind("recipe"), **{k: resolved[k] for k in sorted(resolved)}, "weights": model_fingerprint}
+    made_of.pop("model"), made_of.pop("revision")
+    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+
+
+def job_of(recipe: str, snapshot: str, spec: JobSpec) -> str:
+    """Names one job on one corpus: a part of another is never adopted."""
+    made_of = [recipe, snapshot, spec.of_kind("rows", "tuning")]
+    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def publish(storage: Storage, plan: Plan) -> bool:
+    """Put the plan where every resume finds it; False when one of this generation is already there."""
+    content = json.dumps(plan.to_json(), indent=1, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    return storage.put_if_absent(_name(plan.generation), content)
+
+
+def load(storage: Storage, generation: int | None = None) -> Plan | None:
+    """The plan of a generation, or of the newest; None where there is none."""
+    if generation is None:
+        numbers = [n for e in storage.list(STATE) if (n := _generation(e.name)) is not None]
+        if not numbers:
+            return None
+        generation = max(numbers)
+    content = storage.read(_name(generation))
+    if content is None:
+        return None
+    try:
+        return Plan.from_json(json.loads(content))
+    except (ValueError, KeyError, TypeError) as exc:
+        raise PlanMismatch(
+            f"{storage.uri}/{_name(generation)}: not a readable plan ({exc})", hint="choose another destination with --to"
+        ) from exc
+
+
+def contradictions(plan: Plan, spec: JobSpec) -> list[str]:
+    """Fields in which the spec asks for something else than the plan holds, as `--flag: asked 1, planned 2`."""
+    default = JobSpec()
+    found = []
+    for name, asked in spec.of_kind("rows", "recipe", "tuning").items():
+        planned = plan.spec.get(name)
+        unasked = asked == default.of_kind("rows", "recipe", "tuning")[name]
+        if name in _FREE or asked == planned or (unasked and _is_tuning(name)):
+            continue
+        if _is_tuning(name) and asked == plan.resolved.get(name):
+            continue
+        found.append(f"{flag(name)}: asked for {_shown(asked)}, planned with {_shown(planned)}")
+    return found
+
+
+def check(plan: Plan, spec: JobSpec, destination: str) -> None:
+    """:raises PlanMismatch: the spec contradicts the plan; every field is named."""
+    found = contradictions(plan, spec)
+    if found:
+        raise PlanMismatch(
+            f"{destination} was planned with other settings: " + "; ".join(found),
+            hint="repeat the flags it was started with, or choose another destination with --to",
+        )
+
+
+def _is_tuning(name: str) -> bool:
+    return name in JobSpec().of_kind("tuning")
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value in (None, [], False) else ",".join(map(str, value)) if isinstance(value, list) else repr(value)
+
+
+def _name(generation: int) -> str:
+    return f"{STATE}/plan-{generation:04d}.json"
+
+
+def _generation(name: str) -> int | None:
+    stem = name.rpartition("/")[2]
+    if not (stem.startswith("plan-") and stem.endswith(".json")):
+        return None
+    number = stem[len("plan-") : -len(".json")]
+    return int(number) if number.isdigit() else None

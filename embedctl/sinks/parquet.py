@@ -1,0 +1,210 @@
+"""Vectors as a plain folder of Parquet parts, one a window, published once and never overwritten.
+
+`out/*.parquet` are the parts of the current version and nothing else; the state is under `out/.embedctl/`. A part's
+footer carries its window's record and dead letters, so the ledger can be rebuilt from the parts. Holds no time, no host.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embedctl import failpoints
+from embedctl.errors import BooksError, SinkError
+from embedctl.codec import dead_to_json, record_from_json, record_to_json
+from embedctl.plan import Plan
+from embedctl.records import WindowKey, WindowOutput, WindowRecord
+from embedctl.sinks.base import Reconciled
+from embedctl.storage import LocalStorage, sink_error
+
+ROW_GROUP_ROWS = 25_000
+_WINDOW, _JOB, _DEAD, _MODEL = b"embedctl.window", b"embedctl.job", b"embedctl.dead", b"embedctl.model"
+_POSITIONS = b"embedctl.positions"
+_VECTOR = "embedding"
+
+
+class ParquetSink:
+    """A folder on a local or mounted file system."""
+
+    def __init__(self, storage: LocalStorage) -> None:
+        self._storage = storage
+        self._plan: Plan | None = None
+
+    def prepare(self, plan: Plan) -> None:
+        self._plan = plan
+
+    @property
+    def plan(self) -> Plan:
+        assert self._plan is not None
+        return self._plan
+
+    def write(self, output: WindowOutput) -> WindowRecord:
+        record = replace(output.record, part=part_name(output.record.key, output.record.revision))
+        table = _table(output, self.plan)
+        dead = [dead_to_json(replace(row, raw=None), self.plan.files[row.file].uri) for row in output.dead]
+        self._publish(record, table, dead, output.positions)
+        return record
+
+    def reconcile(self, records: Sequence[WindowRecord]) -> Reconciled:
+        known = {r.part: r for r in records}
+        present = {e.name for e in self._storage.list("") if e.name.endswith(".parquet")}
+        superseded = {part_name(r.key, 0) for r in records if r.revision}
+        found = [(name, self._record_in(name)) for name in sorted(present - known.keys() - superseded)]
+        foreign = [name for name, record in found if record is None]
+        if foreign:
+            raise SinkError(
+                f"{self._storage.root / foreign[0]}: not a part of this job, yet among its vectors",
+                hint="move it away, or choose another destination with --to",
+            )
+        return Reconciled(
+            adopted=tuple(record for _, record in found if record is not None),
+            lost=tuple(r for part, r in known.items() if part not in present),
+        )
+
+    def rows(self, record: WindowRecord) -> tuple[Sequence[str], Sequence[int]]:
+        table = self._read(record, ["id", "chunk"] if self.plan.chunked else ["id"])
+        first = np.diff(_document(table), prepend=-1) > 0
+        ids = table.column("id").filter(pa.array(first)).cast(pa.string()).to_pylist()
+        return ids, _unpacked((table.schema.metadata or {}).get(_POSITIONS)).tolist()
+
+    def drop_rows(self, record: WindowRecord, output: WindowRecord, rows: Sequence[int]) -> WindowRecord:
+        table = self._read(record, None)
+        metadata = table.schema.metadata or {}
+        gone = np.asarray(rows, dtype=np.int64)
+        kept = table.filter(pa.array(~np.isin(_document(table), gone)))
+        output = replace(output, part=part_name(output.key, output.revision), units=kept.num_rows)
+        positions = np.delete(_unpacked(metadata.get(_POSITIONS)), gone)
+        self._publish(output, kept, json.loads(metadata.get(_DEAD, b"[]")), positions)
+        return output
+
+    def retire(self, key: WindowKey) -> None:
+        self._storage.delete(part_name(key, 0))
+
+    def count(self, records: Sequence[WindowRecord]) -> int:
+        return sum(self._footer(r.part or "").num_rows for r in records)
+
+    def close(self) -> None:
+        pass
+
+    def _publish(
+        self, record: WindowRecord, table: pa.Table, dead: list[dict[str, Any]], positions: np.ndarray | None
+    ) -> None:
+        name = record.part or ""
+        metadata = {
+            _JOB: self.plan.job.encode(),
+            _WINDOW: json.dumps(record_to_json(record), sort_keys=True).encode(),
+            _DEAD: json.dumps(dead, sort_keys=True).encode(),
+            **({} if positions is None else {_POSITIONS: _packed(positions)}),
+            _MODEL: json.dumps({**self.plan.model, "recipe": self.plan.recipe}, sort_keys=True).encode(),
+        }
+        staged = self._storage.scratch(name)
+        try:
+            _write_file(table.replace_schema_metadata(metadata), staged)
+            failpoints.hit("before-part")
+            published = self._storage.put_if_absent(name, staged)
+        except OSError as exc:
+            raise sink_error(self._storage.root / name, exc) from exc
+        finally:
+            staged.unlink(missing_ok=True)
+        failpoints.hit("after-part")
+        if not published and self._record_in(name) != record:
+            raise SinkError(
+                f"{self._storage.root / name}: a part of another run is in the way",
+                hint="move it away, or choose another destination with --to",
+            )
+
+    def _record_in(self, name: str) -> WindowRecord | None:
+        """The record in a part's footer; None for a file that is no part of this plan's destination."""
+        try:
+            metadata = self._footer(name).metadata or {}
+        except BooksError:
+            return None
+        if metadata.get(_JOB) != self.plan.job.encode():
+            return None
+        return record_from_json(json.loads(metadata[_WINDOW]))
+
+    def _footer(self, name: str) -> pq.FileMetaData:
+        try:
+            return pq.read_metadata(self._storage.root / name)
+        except FileNotFoundError as exc:
+            raise BooksError(f"{self._storage.root / name}: the part is gone") from exc
+        except (pa.ArrowInvalid, OSError) as exc:
+            raise BooksError(f"{self._storage.root / name}: not a readable part ({exc})") from exc
+
+    def _read(self, record: WindowRecord, columns: list[str] | None) -> pa.Table:
+        path = self._storage.root / (record.part or "")
+        try:
+            return pq.read_table(path, columns=columns, partitioning=None)
+        except (pa.ArrowInvalid, OSError) as exc:
+            raise BooksError(f"{path}: not a readable part ({exc})") from exc
+
+
+def part_name(key: WindowKey, revision: int) -> str:
+    return f"{key.stem}{'-d' if revision else ''}.parquet"
+
+
+def vector_array(vectors: np.ndarray) -> pa.FixedSizeListArray:
+    """(n, C) of any stored type to FixedSizeList<C>, without a copy and without Python numbers."""
+    flat = pa.array(np.ascontiguousarray(vectors).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
+
+
+def _document(table: pa.Table) -> np.ndarray:
+    """int64 (units,): the number, among the part's live rows, of the row each unit came from."""
+    if "chunk" not in table.column_names:
+        return np.arange(table.num_rows, dtype=np.int64)
+    return np.cumsum(table.column("chunk").to_numpy() == 0) - 1
+
+
+def _packed(positions: np.ndarray) -> bytes:
+    """Positions as text for a footer: consecutive ones take next to nothing."""
+    return base64.b64encode(zlib.compress(np.diff(positions, prepend=0).astype("<i8").tobytes(), 1))
+
+
+def _unpacked(packed: bytes | None) -> np.ndarray:
+    return np.cumsum(np.frombuffer(zlib.decompress(base64.b64decode(packed)), dtype="<i8")) if packed else np.zeros(0, np.int64)
+
+
+def _id_array(ids: Sequence[str], plan: Plan) -> pa.Array:
+    """Integer ids keep their type; all others are strings."""
+    strings = pa.array(ids, pa.string())
+    return strings.cast(pa.int64()) if plan.resolved["id_type"] == "int64" else strings
+
+
+def _table(output: WindowOutput, plan: Plan) -> pa.Table:
+    columns: dict[str, pa.Array | pa.ChunkedArray] = {"id": _id_array(output.ids, plan)}
+    if output.chunk is not None:
+        columns |= {
+            "chunk": pa.array(output.chunk, pa.int32()),
+            "char_start": pa.array(output.char_start, pa.int32()),
+            "char_end": pa.array(output.char_end, pa.int32()),
+        }
+    columns |= {name: output.kept.column(name) for name in output.kept.column_names}
+    columns[_VECTOR] = vector_array(output.vectors)
+    if plan.spec["token_count"]:
+        columns["token_count"] = pa.array(output.token_count, pa.int32())
+    if plan.spec["truncated"]:
+        columns["truncated"] = pa.array(output.truncated, pa.bool_())
+    return pa.table(columns)
+
+
+def _write_file(table: pa.Table, path: Path) -> None:
+    plain = [name for name in table.column_names if name != _VECTOR]
+    pq.write_table(
+        table,
+        path,
+        row_group_size=ROW_GROUP_ROWS,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=plain,
+        write_statistics=plain,
+    )

@@ -1,0 +1,261 @@
+"""Which columns a job reads, of which types, before it starts.
+
+Enters: the files, and the columns the user named. Leaves: one schema that every file can be read with. Refused: a
+column that is missing, types that do not agree between files, names that the output uses itself.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from embedctl.errors import UsageError
+from embedctl.records import SourceFile
+from embedctl.sources.base import Format
+from embedctl.sources.conform import path_type
+from embedctl.sources.drift import FileSchema, is_text_like, unify
+from embedctl.sources.jsonl import SAMPLE_BYTES, JsonlFormat
+from embedctl.sources.roles import AnyField, mark_id, mark_json
+
+ID_NAMES = ("id", "_id", "docid")
+TEXT_NAMES = ("text", "content", "body", "document", "passage", "abstract")
+RESERVED_NAMES = frozenset({"id", "embedding", "chunk", "char_start", "char_end", "token_count", "truncated"})
+OVERRIDES: dict[str, pa.DataType] = {
+    "string": pa.string(),
+    "int64": pa.int64(),
+    "float64": pa.float64(),
+    "bool": pa.bool_(),
+}
+_TOTAL_SAMPLE_BYTES = 64 << 20
+_MIN_SAMPLE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedSchema:
+    """schema: what readers are asked for, each needed column once; the id column is a marked string.
+
+    keep: output columns in the user's order, without the id column, which the output has anyway.
+    """
+
+    schema: pa.Schema
+    text_columns: tuple[str, ...]
+    id_column: str | None
+    keep: tuple[str, ...]
+    where_columns: tuple[str, ...]
+
+
+def read_schemas(files: Sequence[SourceFile], formats: Mapping[str, Format]) -> list[FileSchema]:
+    """The schema of every file: footers of Parquet and Arrow files, the first bytes of others.
+
+    :raises SourceError: a file cannot be opened or is not of its format.
+    """
+    num_samples = sum(1 for f in files if f.format == JsonlFormat.name) or 1
+    sample_bytes = max(_MIN_SAMPLE_BYTES, min(SAMPLE_BYTES, _TOTAL_SAMPLE_BYTES // num_samples))
+
+    def read(file: SourceFile) -> FileSchema:
+        format = formats[file.format]
+        sampled = isinstance(format, JsonlFormat)
+        schema = format.schema(file, sample_bytes) if isinstance(format, JsonlFormat) else format.schema(file)
+        return FileSchema(file=file, schema=schema, sampled=sampled)
+
+    with ThreadPoolExecutor(max_workers=8, thread_name_prefix="schema") as pool:
+        return list(pool.map(read, files))
+
+
+def column_names(schemas: Iterable[FileSchema]) -> list[str]:
+    """All top-level columns of the corpus, in order of first appearance."""
+    return list(dict.fromkeys(name for s in schemas for name in s.schema.names))
+
+
+def resolve_schema(
+    files: Sequence[SourceFile],
+    formats: Mapping[str, Format],
+    *,
+    text_columns: Sequence[str] | None = None,
+    template: bool = False,
+    id_column: str | None = None,
+    keep: Sequence[str] = (),
+    where_columns: Iterable[str] = (),
+    schemas: Sequence[FileSchema] | None = None,
+) -> ResolvedSchema:
+    """Choose and check the columns of a job.
+
+    :param text_columns: None chooses one. Without `template` there is one, and it must hold text; with it, any scalars.
+    :param keep: names, dotted paths into structs, `name:type` (string, int64, float64, bool), or `*`.
+    :param schemas: what `read_schemas` gave, when the caller has it already.
+    :raises UsageError: a column is missing, of a wrong type or reserved, or types differ between files.
+    :raises SourceError: a file cannot be opened.
+    """
+    known = [
+        s for s in (read_schemas(files, formats) if schemas is None else schemas) if s.schema.names or not s.sampled
+    ]
+    known = [s for s in known if s.schema.names]
+    names = column_names(known)
+    id_column = _id_column(known, id_column)
+    texts = tuple(text_columns) if text_columns is not None else (_text_column(known, names, id_column),)
+    where = tuple(dict.fromkeys(where_columns))
+    kept = _parse_keep(keep, names, texts, id_column)
+    if not known:
+        return _of_nothing(texts, id_column, kept, where)
+    fields: dict[str, AnyField] = {}
+    for name in texts:
+        flag = "--text-template" if template else "--text-column"
+        fields[name] = _template_field(known, names, name) if template else _text_field(known, names, name, flag)
+    flags = {**dict.fromkeys(where, "--where"), **dict.fromkeys(kept, "--keep")}
+    for name in (*kept, *where):
+        if name not in fields:
+            fields[name] = _field(known, names, name, flags[name], kept.get(name))
+    if id_column is not None:
+        fields[id_column] = _id_field(known, names, id_column)
+    return ResolvedSchema(
+        schema=pa.schema(list(fields.values())),
+        text_columns=texts,
+        id_column=id_column,
+        keep=tuple(n for n in kept if n != id_column),
+        where_columns=where,
+    )
+
+
+def _of_nothing(
+    texts: tuple[str, ...], id_column: str | None, kept: Mapping[str, pa.DataType | None], where: tuple[str, ...]
+) -> ResolvedSchema:
+    """A corpus without a single row: all that is asked for exists, as empty strings columns."""
+    names = dict.fromkeys([*texts, *kept, *where, *([id_column] if id_column else [])])
+    fields = [pa.field(name, kept.get(name) or pa.string()) for name in names]
+    return ResolvedSchema(
+        schema=pa.schema([mark_id(f) if f.name == id_column else f for f in fields]),
+        text_columns=texts,
+        id_column=id_column,
+        keep=tuple(n for n in kept if n != id_column),
+        where_columns=where,
+    )
+
+
+def _id_column(known: Sequence[FileSchema], wanted: str | None) -> str | None:
+    if wanted is not None or not known:
+        return wanted
+    for name in ID_NAMES:
+        if all(name in s.schema.names for s in known):
+            return name
+    return None
+
+
+def _text_column(known: Sequence[FileSchema], names: Sequence[str], id_column: str | None) -> str:
+    if not known:
+        return TEXT_NAMES[0]
+    texts = [n for n in names if n != id_column and _holds_text_everywhere(known, n)]
+    # A column of a telling name is taken by name from sampled files, whatever its first rows hold.
+    named = [n for n in TEXT_NAMES if n in texts or (n in names and all(s.sampled for s in known))]
+    if named:
+        return named[0]
+    if len(texts) == 1:
+        return texts[0]
+    what = (
+        f"{len(texts)} columns hold text: {', '.join(texts)}"
+        if texts
+        else f"no column holds text; it has {', '.join(names)}"
+    )
+    raise UsageError(
+        f"--text-column: which column is the text? {what}",
+        hint=f"--text-column {texts[0]}" if texts else "--text-template '{COLUMN} {COLUMN}'",
+    )
+
+
+def _holds_text_everywhere(known: Sequence[FileSchema], name: str) -> bool:
+    types = [path_type(s.schema, name) for s in known]
+    return all(is_text_like(t) if t is not None else s.sampled for t, s in zip(types, known, strict=True))
+
+
+def _parse_keep(
+    keep: Sequence[str], names: Sequence[str], texts: Sequence[str], id_column: str | None
+) -> dict[str, pa.DataType | None]:
+    """Kept column -> the type the user forced, or None."""
+    out: dict[str, pa.DataType | None] = {}
+    for item in keep:
+        if item == "*":
+            for other in names:
+                if other not in texts and other != id_column:
+                    out.setdefault(other, None)
+            continue
+        name, colon, type_name = item.rpartition(":")
+        if item in names or not colon:
+            out[item] = None
+        elif type_name in OVERRIDES:
+            out[name] = OVERRIDES[type_name]
+        else:
+            raise UsageError(
+                f"--keep: {item!r} asks for type {type_name!r}; allowed: {', '.join(OVERRIDES)}",
+                hint=f"--keep {name}:string",
+            )
+    for name in out:
+        if name in RESERVED_NAMES and name != id_column:
+            raise UsageError(
+                f"--keep: {name!r} is a name the output uses itself; reserved: {', '.join(sorted(RESERVED_NAMES))}",
+                hint="--id-column id" if name == "id" else "leave it out, or rename it in the corpus",
+            )
+    return out
+
+
+def _text_field(known: Sequence[FileSchema], names: Sequence[str], name: str, flag: str) -> AnyField:
+    present = _present(known, names, name, flag)
+    for s, type_ in present:
+        if not s.sampled and not is_text_like(type_):
+            raise UsageError(
+                f"{flag}: column {name!r} of {s.file.uri} is {type_}, not text",
+                hint=f"--text-template '{{{name}}}' takes any scalar",
+            )
+    return pa.field(name, pa.string())
+
+
+def _template_field(known: Sequence[FileSchema], names: Sequence[str], name: str) -> AnyField:
+    field = _field(known, names, name, "--text-template", None)
+    if all(s.sampled for s in known):
+        # A value of another kind further down must not kill the row: its JSON text is as good in a template.
+        return field if pa.types.is_string(field.type) else mark_json(pa.field(name, pa.string()))
+    if pa.types.is_nested(field.type):
+        raise UsageError(f"--text-template: column {name!r} is {field.type}; a template takes scalars only")
+    return pa.field(name, pa.string()) if is_text_like(field.type) else field
+
+
+def _id_field(known: Sequence[FileSchema], names: Sequence[str], name: str) -> AnyField:
+    present = _present(known, names, name, "--id-column")
+    for s, type_ in present:
+        if not (s.sampled or is_text_like(type_) or pa.types.is_integer(type_)):
+            raise UsageError(
+                f"--id-column: column {name!r} of {s.file.uri} is {type_}; an id is text or a whole number"
+            )
+    return mark_id(pa.field(name, pa.string()), numbers=all(pa.types.is_integer(t) for _, t in present))
+
+
+def _field(
+    known: Sequence[FileSchema], names: Sequence[str], name: str, flag: str, forced: pa.DataType | None
+) -> AnyField:
+    present = _present(known, names, name, flag)
+    if forced is not None:
+        field = pa.field(name, forced)
+        return mark_json(field) if pa.types.is_string(forced) else field
+    return unify(name, [s for s, _ in present])
+
+
+def _present(
+    known: Sequence[FileSchema], names: Sequence[str], name: str, flag: str
+) -> list[tuple[FileSchema, pa.DataType]]:
+    """The files that have the column. Sampled files may lack it: a key can come later. Others must have it."""
+    found = [(s, path_type(s.schema, name)) for s in known]
+    if all(type_ is None for _, type_ in found):
+        near = difflib.get_close_matches(name, names, n=1)
+        raise UsageError(
+            f"{flag}: no column {name!r}; the corpus has {', '.join(names) or 'no columns'}",
+            hint=f"did you mean {near[0]!r}?" if near else None,
+        )
+    for s, type_ in found:
+        if type_ is None and not s.sampled:
+            raise UsageError(
+                f"{flag}: column {name!r} is missing in {s.file.uri}; it has {', '.join(s.schema.names)}",
+                hint="leave the file out, or give it the column",
+            )
+    return [(s, type_) for s, type_ in found if type_ is not None]

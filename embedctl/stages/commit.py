@@ -1,0 +1,144 @@
+"""Vectors -> sink -> ledger: the one place where a window becomes done.
+
+Enters: an `Encoded` window. Leaves: its `WindowRecord`, after the outputs are durable in the sink and the record in the
+ledger, in this order. A row dies or lives whole: one failed unit withholds all of its row's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from embedctl.ledger import dead
+from embedctl.ledger.segments import Ledger
+from embedctl.plan import Plan
+from embedctl.records import DeadRow, FileBooks, Window, WindowOutput, WindowRecord
+from embedctl.sinks.base import Sink
+from embedctl.stages.encode import Encoded
+from embedctl.storage import Storage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorRules:
+    """store: float32 (n, C) -> (values in the stored type, bad rows by reason). pool: chunk vectors, document of each,
+    weights -> a vector a document; None without `--chunk-pool`."""
+
+    store: Callable[[np.ndarray], tuple[np.ndarray, dict[int, str]]]
+    pool: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committer:
+    """Everything a commit touches. `check_source` and `check_lease` raise when the window may not be committed."""
+
+    plan: Plan
+    storage: Storage
+    sink: Sink
+    ledger: Ledger
+    rules: VectorRules
+    check_source: Callable[[Sequence[int]], None]
+    check_lease: Callable[[], None]
+
+    def commit(self, encoded: Encoded) -> tuple[WindowRecord, tuple[DeadRow, ...]]:
+        """:raises SourceChanged, SinkError, Locked: nothing of the window may be taken as done."""
+        output = assemble(encoded, self.plan, self.rules)
+        self.check_source([b.file for b in output.record.books])
+        self.check_lease()
+        if encoded.budget < encoded.prepared.batch_tokens:
+            key = output.record.key
+            self.ledger.append(
+                {"kind": "budget", "after": [key.generation, key.slice, key.window], "batch_tokens": encoded.budget}
+            )
+        dead.put(self.storage, output.record.key, output.dead, self.plan.files)
+        record = self.sink.write(output)
+        self.check_lease()
+        self.ledger.append(record)
+        return record, output.dead
+
+
+def assemble(encoded: Encoded, plan: Plan, rules: VectorRules) -> WindowOutput:
+    """Pure: live rows' units in input order, books settled."""
+    window, units = encoded.prepared.window, encoded.prepared.units
+    lengths = units.tokenized.lengths[units.sequence]
+    alive = _alive(len(window.ids), encoded.reasons)[units.document]
+    document, number = units.document[alive], units.number[alive]
+    vectors = encoded.vectors[units.sequence[alive]]
+    tokens, truncated = lengths[alive], units.tokenized.truncated[units.sequence[alive]]
+    begin, end = units.begin[alive], units.end[alive]
+    if rules.pool is not None:
+        rows, inverse = np.unique(document, return_inverse=True)
+        vectors = rules.pool(vectors, inverse.astype(np.int64), tokens)
+        tokens = np.bincount(inverse, weights=tokens, minlength=len(rows)).astype(np.int64)
+        truncated = np.bincount(inverse, weights=truncated, minlength=len(rows)) > 0
+        document = rows
+    stored, bad = rules.store(vectors)
+    if bad:
+        reasons = encoded.reasons | {int(document[i]): reason for i, reason in bad.items()}
+        return assemble(replace(encoded, reasons=reasons), plan, rules)
+    dead_rows = _dead_rows(window, encoded.reasons)
+    with_chunks = plan.chunked
+    return WindowOutput(
+        record=_record(encoded, dead_rows, len(document), int(tokens.sum()), int(truncated.sum())),
+        ids=[window.ids[d] for d in document.tolist()],
+        positions=window.positions[np.unique(document)] if plan.id_column else None,
+        vectors=stored,
+        kept=window.kept.take(pa.array(document)),
+        token_count=tokens,
+        truncated=truncated,
+        chunk=number if with_chunks else None,
+        char_start=begin if with_chunks else None,
+        char_end=end if with_chunks else None,
+        dead=tuple(sorted((*window.dead, *dead_rows), key=lambda d: (d.file, d.position))),
+    )
+
+
+def _alive(count: int, reasons: dict[int, str]) -> np.ndarray:
+    alive = np.ones(count, dtype=bool)
+    alive[np.fromiter(reasons, dtype=np.int64, count=len(reasons))] = False
+    return alive
+
+
+def _dead_rows(window: Window, reasons: dict[int, str]) -> list[DeadRow]:
+    return [
+        DeadRow(
+            file=int(window.files[row]),
+            position=int(window.positions[row]),
+            id=window.ids[row],
+            reason=reason,
+            raw=window.raw[row].decode("utf-8", "backslashreplace") if window.raw else None,
+        )
+        for row, reason in sorted(reasons.items())
+    ]
+
+
+def _record(encoded: Encoded, died: Sequence[DeadRow], units: int, tokens: int, truncated: int) -> WindowRecord:
+    window = encoded.prepared.window
+    lost: dict[int, int] = {}
+    for row in died:
+        lost[row.file] = lost.get(row.file, 0) + 1
+    books = tuple(
+        FileBooks(
+            file=b.file,
+            read=b.read,
+            written=b.written - lost.get(b.file, 0),
+            skipped=b.skipped,
+            duplicates=b.duplicates,
+            dead=b.dead + lost.get(b.file, 0),
+        )
+        for b in window.books
+    )
+    return WindowRecord(
+        key=window.key,
+        begin=window.begin,
+        end=window.end,
+        last=window.last,
+        books=books,
+        units=units,
+        tokens=tokens,
+        padded_tokens=encoded.padded_tokens,
+        truncated=truncated,
+        replay=window.replay,
+    )

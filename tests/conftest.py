@@ -1,0 +1,45 @@
+"""What every room's tests share: no network, no settings of the user's, and the command in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+for _name in [name for name in os.environ if name.startswith("EMBEDCTL_") and not name.startswith("EMBEDCTL_TEST_")]:
+    del os.environ[_name]
+
+ROOT = Path(__file__).resolve().parent.parent
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture
+def embedctl(tmp_path: Path) -> Command:
+    """Run `embedctl ARGS` from an empty folder in a process of its own: `embedctl("embed", "x", env={...}, input="")`."""
+
+    def run(*args: str | Path, env: dict[str, str] | None = None, input: str = "", timeout_s: float = 240):
+        return subprocess.run(
+            [sys.executable, "-m", "embedctl", *map(str, args)],
+            cwd=tmp_path,
+            env={**os.environ, "NO_COLOR": "1", "TERM": "dumb", "TERMINAL_WIDTH": "100", **(env or {})},
+            input=input,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=timeout_s,
+            check=False,
+        )
+
+    return run
