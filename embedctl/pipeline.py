@@ -37,7 +37,7 @@ class Worker:
     halt: Halt
     meter: Meter
     on_commit: Callable[[WindowRecord, tuple[DeadRow, ...]], None]
-    on_read: Callable[[Window], None] = lambda window: None
+    on_batch: Callable[[Batch], None]
 
 
 def run(worker: Worker, slices: Iterable[tuple[Slice, Mapping[int, WindowRecord]]]) -> None:
@@ -53,7 +53,6 @@ def run(worker: Worker, slices: Iterable[tuple[Slice, Mapping[int, WindowRecord]
     def read() -> None:
         for slice_, done in slices:
             for window in meter.timed("read", worker.windows(slice_, done)):
-                worker.on_read(window)
                 windows.put(window, window.text_bytes)
         windows.close()
 
@@ -63,6 +62,10 @@ def run(worker: Worker, slices: Iterable[tuple[Slice, Mapping[int, WindowRecord]
                 ready = prepare(window, worker.text, worker.budget(window.key))
             prepared.put(ready, ready.units.tokenized.ids_T.nbytes + window.text_bytes)
         prepared.close()
+
+    def tick(batch: Batch) -> None:
+        halt.check()
+        worker.on_batch(batch)
 
     def commit() -> None:
         for window in encoded:
@@ -76,7 +79,7 @@ def run(worker: Worker, slices: Iterable[tuple[Slice, Mapping[int, WindowRecord]
             if lowest is not None and lowest < ready.batch_tokens:
                 ready = repack(ready, worker.text, lowest)
             with meter.busy("encode"):
-                done = encoding.encode(ready, worker.encoder, worker.split, worker.padded, halt.check)
+                done = encoding.encode(ready, worker.encoder, worker.split, worker.padded, tick)
             if done.budget < ready.batch_tokens:
                 lowest = done.budget
             encoded.put(done, done.vectors.nbytes)

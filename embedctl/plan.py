@@ -112,6 +112,11 @@ class Plan:
         )
 
     @property
+    def is_stream(self) -> bool:
+        """Whether the source is standard input, which cannot be read twice."""
+        return any(f.path == "-" for f in self.files)
+
+    @property
     def chunked(self) -> bool:
         """Whether a row may give several units, so that parts have the columns chunk, char_start and char_end."""
         pooled = self.spec["chunk_pool"] is not None

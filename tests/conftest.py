@@ -28,7 +28,7 @@ def root() -> Path:
 
 @pytest.fixture
 def embedctl(tmp_path: Path) -> Command:
-    """Run `embedctl ARGS` from an empty folder in a process of its own: `embedctl("embed", "x", env={...}, input="")`."""
+    """Run `embedctl ARGS` from an empty folder in a process of its own."""
 
     def run(*args: str | Path, env: dict[str, str] | None = None, input: str = "", timeout_s: float = 240):
         return subprocess.run(

@@ -17,7 +17,8 @@ embedctl embed corpus.parquet --text-template '{title}\\n\\n{body}' --keep title
 embedctl embed corpus.parquet --limit 1000
 zcat dump.jsonl.gz | embedctl embed - --format jsonl --to out/
 
-Every option is also a variable (EMBEDCTL_TEXT_COLUMN=body) and a TOML key (text-column = "body") for --config; a flag beats a variable, a variable beats the file."""
+Every option is also a variable (EMBEDCTL_TEXT_COLUMN=body) and a TOML key (text-column = "body").
+A flag beats a variable, a variable beats the --config file."""
 
 
 def add_to(app: typer.Typer) -> None:

@@ -6,6 +6,7 @@ error is otherwise written to a file, and the file is named.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -88,7 +89,5 @@ def _keep_traceback(exc: BaseException) -> str:
 
 def _write(stream: object, line: str) -> None:
     """Errors come last: a stream that is closed or cannot encode the text must not hide the exit code."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         print(line.encode("utf-8", "backslashreplace").decode("utf-8"), file=stream, flush=True)  # type: ignore[call-overload]
-    except (OSError, ValueError):
-        pass

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Mapping
+import subprocess
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -117,16 +117,33 @@ def _memory() -> dict[str, int | None]:
     return {"total_bytes": total_bytes, "cgroup_limit_bytes": limit}
 
 
-def _compute() -> Mapping[str, Any]:
+def _compute() -> dict[str, Any]:
+    """What `--device`, `--dtype`, `--threads` and `--attention` would be when not given."""
     if find_spec("torch") is None or find_spec("transformers") is None:
         return {"torch": "not installed", "try": INSTALL_TORCH}
-    from embedctl.encoders.open import describe_machine
+    from embedctl.encoders.attention import choose_attention
+    from embedctl.encoders.open import resolve_device, resolve_dtype
+    from embedctl.job.planning import available_cpus
 
+    device = resolve_device(None)
+    dtype = resolve_dtype("auto", device)
+    kernel, why = choose_attention(device, dtype)
     flash = find_spec("flash_attn") is not None
-    report: dict[str, Any] = {**describe_machine(), "flash-attn": "installed" if flash else "not installed"}
-    if not flash and str(report.get("device", "")).startswith("cuda"):
-        report["try"] = f"{INSTALL_FLASH_ATTN}  (builds against the installed torch, needs nvcc; optional)"
+    report: dict[str, Any] = {"device": device, "gpus": _gpus(), "dtype": dtype, "threads": available_cpus()}
+    report |= {"attention": kernel, "attention_why": why, "flash_attn": flash}
+    if not flash and device.startswith("cuda"):
+        report["flash_attn_try"] = f"{INSTALL_FLASH_ATTN}  (built against the installed torch; needs nvcc; optional)"
     return report
+
+
+def _gpus() -> list[str]:
+    """Names as the driver tells them, whether or not this torch can use them."""
+    try:
+        command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 
 def _read(path: str) -> str | None:

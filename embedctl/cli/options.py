@@ -147,14 +147,14 @@ def _given(value: Any) -> Any:
 def _parameter(field: Field[Any], option: Option) -> inspect.Parameter:
     names = [flag(field.name), *([option.short] if option.short else [])]
     choices: tuple[str, ...] = field.metadata["choices"]
-    kind: Any = Optional[str]
+    kind: Any = str | None
     metavar = "NAME" if choices else option.metavar
     if "bool" in str(field.type):
-        kind, metavar = Optional[bool], ""
+        kind, metavar = bool | None, ""
         if field.default is None:
             names = [f"{names[0]}/--no-{names[0].removeprefix('--')}"]
     elif "tuple" in str(field.type):
-        kind = Optional[list[str]]
+        kind = list[str] | None
     shown = typer.Option(
         *names,
         help=_help(field, option),

@@ -48,7 +48,7 @@ def progress_words(now: Progress) -> str:
 
 
 def seconds_left(now: Progress) -> float | None:
-    """At the pace of this run, rows of earlier runs set apart; None before anything is done or where no end is known."""
+    """At the pace of this run, rows of earlier runs set apart; None where nothing is done or no end is known."""
     if now.rows_total:
         done, left = now.rows - now.resumed_rows, now.rows_total - now.rows
     elif now.bytes_total:

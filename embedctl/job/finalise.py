@@ -51,34 +51,32 @@ def live_records(contents: Contents) -> list[WindowRecord]:
     return [contents.windows[k] for k in sorted(contents.windows)]
 
 
+def rows_of(record: WindowRecord) -> Rows:
+    """What a window adds to the books: a later generation moves rows from dead to what became of them."""
+    return sum((_rows(b, again=record.key.generation > 1) for b in record.books), Rows())
+
+
+def _rows(book: FileBooks, *, again: bool) -> Rows:
+    return Rows(
+        read=0 if again else book.read,
+        written=book.written,
+        skipped=book.skipped,
+        duplicates=book.duplicates,
+        dead=book.dead - (book.read if again else 0),
+    )
+
+
 def totals(contents: Contents) -> Rows:
-    """The books over all generations: a later generation moves rows from dead to what became of them."""
-    rows = Rows()
-    for record in contents.windows.values():
-        for book in record.books:
-            again = record.key.generation > 1
-            rows += Rows(
-                read=0 if again else book.read,
-                written=book.written,
-                skipped=book.skipped,
-                duplicates=book.duplicates,
-                dead=book.dead - (book.read if again else 0),
-            )
-    return rows
+    """The books over all files and generations."""
+    return sum((rows_of(r) for r in contents.windows.values()), Rows())
 
 
 def books_by_file(plan: Plan, contents: Contents) -> dict[str, Rows]:
+    """The books over all generations, by the file's URI."""
     per_file: dict[int, Rows] = defaultdict(Rows)
     for record in contents.windows.values():
-        for b in record.books:
-            again = record.key.generation > 1
-            per_file[b.file] += Rows(
-                read=0 if again else b.read,
-                written=b.written,
-                skipped=b.skipped,
-                duplicates=b.duplicates,
-                dead=b.dead - (b.read if again else 0),
-            )
+        for book in record.books:
+            per_file[book.file] += _rows(book, again=record.key.generation > 1)
     return {plan.files[f].uri: rows for f, rows in sorted(per_file.items())}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -109,7 +109,7 @@ def available_cpus() -> int:
 def _resolve(spec: JobSpec, folder: ModelFolder) -> dict[str, Any]:
     fake = folder.kind == "fake"
     device = "cpu" if fake else resolve_device(spec.device)
-    prompt = "" if fake else folder.prompt(spec)
+    prompt = folder.prompt(spec)
     resolved: dict[str, Any] = {
         "device": device,
         "dtype": "float32" if fake else resolve_dtype(spec.dtype, device),
@@ -140,7 +140,7 @@ def _card(folder: ModelFolder, resolved: Mapping[str, Any]) -> dict[str, Any]:
         "prompt": resolved["prompt"],
         "prompts": dict(folder.prompts),
         "similarity": folder.similarity,
-        "normalised": folder.normalised,
+        "normalised": folder.normalize,
     }
 
 
@@ -154,21 +154,39 @@ def _libraries() -> dict[str, str]:
     return found
 
 
-def probe_texts(plan: Plan) -> Iterator[str]:
-    """A seeded, spread sample of texts that would be embedded: up to PROBES places, PROBE_ROWS rows each."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """texts: those of the sampled rows that would be embedded. rows and bytes: of all rows looked at in line files."""
+
+    texts: list[str]
+    rows: int
+    line_bytes: int
+    line_rows: int
+
+
+def probe(plan: Plan) -> Probe:
+    """A seeded, spread sample: up to PROBES places, PROBE_ROWS embeddable rows each."""
     blocks, rules = wiring.blocks_of(plan), wiring.row_rules(plan)
+    texts: list[str] = []
+    rows = line_rows = line_bytes = 0
     for segment, start in _probes(plan):
         taken = 0
         for block in blocks(plan.files[segment.file], segment.begin, segment.end, start):
+            rows += len(block.positions)
+            if plan.files[segment.file].format in ("jsonl", "text"):
+                line_rows += len(block.positions)
+                line_bytes += block.next_position - int(block.positions[0])
             passes = rules.where(block.columns) if rules.where else np.ones(len(block.positions), dtype=bool)
-            for i, text in enumerate(rules.render(block.columns)):
-                if passes[i] and i not in block.errors and text is not None and rules.problem(text) is None:
-                    yield text
-                    taken += 1
-                    if taken == PROBE_ROWS:
-                        break
-            if taken == PROBE_ROWS:
+            good = [
+                text
+                for i, text in enumerate(rules.render(block.columns))
+                if passes[i] and i not in block.errors and text is not None and rules.problem(text) is None
+            ]
+            texts += good[: PROBE_ROWS - taken]
+            taken += len(good)
+            if taken >= PROBE_ROWS:
                 break
+    return Probe(texts=texts, rows=rows, line_bytes=line_bytes, line_rows=line_rows)
 
 
 def _probes(plan: Plan) -> list[tuple[Segment, int]]:
@@ -194,7 +212,7 @@ def int8_ranges(plan: Plan, folder: ModelFolder) -> list[list[float]]:
     tokenizer = wiring.open_tokenizer(folder, plan.resolved, plan.spec)
     encoder = wiring.open_planned_encoder(folder, plan.spec, plan.resolved)
     try:
-        texts = sorted(set(probe_texts(plan)))
+        texts = sorted(set(probe(plan).texts))
         if not texts:
             return [[-1.0] * encoder.dim, [1.0] * encoder.dim]
         vectors = np.zeros((len(texts), encoder.dim), dtype=np.float32)

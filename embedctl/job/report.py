@@ -25,6 +25,9 @@ from embedctl.storage import STATE, LocalStorage
 from embedctl.tokens.pack import make_batches
 
 SPEED_PROBE_S = 2.0
+_PACKED = 3
+_ROW_BYTES = 500
+"""Guesses for what a sample cannot tell: how far a compressed file unpacks, how long a row of CSV is."""
 _VALUE_BYTES = {"float32": 4.0, "float16": 2.0, "int8": 1.0, "uint8": 1.0, "binary": 1 / 8, "ubinary": 1 / 8}
 
 
@@ -36,13 +39,14 @@ def plan(spec: JobSpec, listener: Listener) -> dict[str, Any]:
     if STDIN in spec.inputs:
         raise UsageError("plan cannot look at standard input: it can be read only once", hint="save it to a file first")
     made = planning.draft(spec, discover(spec.inputs, spec.format))
-    texts = list(planning.probe_texts(made.plan))
+    probe = planning.probe(made.plan)
+    texts = probe.texts
     tokenizer = wiring.open_tokenizer(made.folder, made.plan.resolved, made.plan.spec)
     whole = np.array(tokenizer.count(texts), dtype=np.int64) + tokenizer.overhead_tokens
     tokenized = tokenizer(texts)
     listener.note(f"measuring speed for {SPEED_PROBE_S:g} s")
     speed = _tokens_per_s(made, tokenized) if texts else 0.0
-    rows, exact = _rows(made.plan, texts)
+    rows, exact = _rows(made.plan, probe)
     tokens = float(tokenized.lengths.mean()) if texts else 0.0
     return {
         "version": 1,
@@ -62,7 +66,7 @@ def plan(spec: JobSpec, listener: Listener) -> dict[str, Any]:
             "total": int(tokens * rows),
         },
         "truncated_share": round(float(tokenized.truncated.mean()), 4) if texts else 0.0,
-        "tokens_per_s": round(speed),
+        "tokens_per_second": round(speed),
         "eta_s": round(tokens * rows / speed, 1) if speed else None,
         "output_bytes": int(rows * made.plan.resolved["dim"] * _VALUE_BYTES[spec.vector_type]),
         "columns": {
@@ -92,17 +96,17 @@ def _tokens_per_s(made: planning.Draft, tokenized: Tokenized) -> float:
         encoder.close()
 
 
-def _rows(plan: Plan, texts: list[str]) -> tuple[int, bool]:
-    """Rows of the corpus, and whether the number is exact or estimated from the sample's bytes."""
+def _rows(plan: Plan, probe: planning.Probe) -> tuple[int, bool]:
+    """Rows that would be embedded, and whether the number is exact or estimated from the sample."""
     counted = ending.planned_rows(plan)
-    uncounted = sum(f.size_bytes for f in plan.files if f.uri not in counted)
+    uncounted = sum(f.size_bytes * (_PACKED if f.compression else 1) for f in plan.files if f.uri not in counted)
     rows, exact = sum(counted.values()), not uncounted
-    if uncounted and texts:
-        rows += max(1, round(uncounted / (float(np.mean([len(t.encode()) for t in texts])) * 1.05 + 16)))
+    if uncounted:
+        rows += round(uncounted * (probe.line_rows / probe.line_bytes if probe.line_bytes else 1 / _ROW_BYTES))
+    if plan.spec["where"] and probe.rows:
+        rows, exact = round(rows * len(probe.texts) / probe.rows), False
     if plan.spec["sample"] is not None:
         rows, exact = round(rows * plan.spec["sample"]), False
-    if plan.spec["where"]:
-        exact = False
     if plan.spec["limit"] is not None:
         rows = min(rows, plan.spec["limit"])
     return rows, exact

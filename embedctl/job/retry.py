@@ -26,8 +26,9 @@ from embedctl.events import Listener, Summary
 from embedctl.job import finalise as ending
 
 from embedctl.job.report import open_existing
-from embedctl.job.run import Job, summary_of
+from embedctl.job.execution import Execution
 from embedctl.job.signals import obeyed
+from embedctl.job.summary import summary_of
 from embedctl.job.versions import keep_first_version
 from embedctl.ledger import dead, locks
 from embedctl.ledger.segments import Ledger
@@ -79,7 +80,7 @@ def retry(destination: str, overrides: Mapping[str, Any], listener: Listener) ->
             keep_first_version(last, storage, ending.live_records(ledger.contents))
             plans.publish(storage, plan)
         letters = _letters(storage, plan, standing)
-        job = Job(
+        job = Execution(
             spec=spec,
             plan=plan,
             storage=storage,

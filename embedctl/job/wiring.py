@@ -64,7 +64,7 @@ def open_tokenizer(folder: ModelFolder, resolved: Mapping[str, Any], spec: Mappi
     if folder.kind == "fake":
         from embedctl.tokens.fake import FakeTokenizer
 
-        return FakeTokenizer(max_length=resolved["max_length"])
+        return FakeTokenizer(max_length=resolved["max_length"], prompt=resolved["prompt"])
     assert folder.path is not None
     return load_tokenizer(
         Path(folder.path),
@@ -72,6 +72,7 @@ def open_tokenizer(folder: ModelFolder, resolved: Mapping[str, Any], spec: Mappi
         prompt=resolved["prompt"],
         lowercase=folder.lowercase,
         trust_remote_code=spec["trust_remote_code"],
+        add_special_tokens=folder.add_special_tokens,
     )
 
 

@@ -56,7 +56,7 @@ def verify(destination: str, *, sample: int = 64, listener: Listener) -> dict[st
     contents = Ledger(storage).contents
     sink = ParquetSink(storage)
     sink.prepare(plan)
-    records = ending.live_records(contents)
+    records = [r for r in ending.live_records(contents) if r.part]
     checks = [
         _finished(plan, ending.is_finalised(plan, contents)),
         _parts(sink, records),

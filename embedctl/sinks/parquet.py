@@ -48,6 +48,8 @@ class ParquetSink:
         return self._plan
 
     def write(self, output: WindowOutput) -> WindowRecord:
+        if output.record.key.generation > 1 and not output.record.units:
+            return output.record  # a retry that saved nothing here needs no part; the first generation keeps the schema
         record = replace(output.record, part=part_name(output.record.key, output.record.revision))
         table = _table(output, self.plan)
         dead = [dead_to_json(replace(row, raw=None), self.plan.files[row.file].uri) for row in output.dead]
@@ -55,7 +57,7 @@ class ParquetSink:
         return record
 
     def reconcile(self, records: Sequence[WindowRecord]) -> Reconciled:
-        known = {r.part: r for r in records}
+        known = {r.part: r for r in records if r.part}
         present = {e.name for e in self._storage.list("") if e.name.endswith(".parquet")}
         superseded = {part_name(r.key, 0) for r in records if r.revision}
         found = [(name, self._record_in(name)) for name in sorted(present - known.keys() - superseded)]
@@ -71,6 +73,8 @@ class ParquetSink:
         )
 
     def rows(self, record: WindowRecord) -> tuple[Sequence[str], Sequence[int]]:
+        if record.part is None:
+            return [], []
         table = self._read(record, ["id", "chunk"] if self.plan.chunked else ["id"])
         first = np.diff(_document(table), prepend=-1) > 0
         ids = table.column("id").filter(pa.array(first)).cast(pa.string()).to_pylist()
@@ -90,7 +94,7 @@ class ParquetSink:
         self._storage.delete(part_name(key, 0))
 
     def count(self, records: Sequence[WindowRecord]) -> int:
-        return sum(self._footer(r.part or "").num_rows for r in records)
+        return sum(self._footer(r.part).num_rows for r in records if r.part)
 
     def close(self) -> None:
         pass

@@ -69,7 +69,8 @@ def _cast(array: AnyArray, field: AnyField) -> AnyArray:
     if array.type == field.type:
         return array
     if pa.types.is_null(array.type):
-        return pa.nulls(len(array), field.type)
+        nulls: AnyArray = pa.nulls(len(array), field.type)
+        return nulls
     if is_id(field) and pa.types.is_fixed_size_binary(array.type):
         array = array.cast(pa.binary())
     out: AnyArray = array.cast(field.type)
@@ -98,10 +99,11 @@ def _reason(one: AnyArray, field: AnyField, exc: Exception) -> str:
     raw = (one.view(kind) if kind is not None else one)[0].as_py()
     if isinstance(raw, bytes):
         try:
-            raw.decode("utf-8")
+            decoded = raw.decode("utf-8")
         except UnicodeDecodeError as bad:
             return f"column {field.name!r} is not valid UTF-8 (byte {bad.start})"
-    if "UTF8" in str(exc):
+        raw = raw if kind is None else decoded
+    elif "UTF8" in str(exc):
         return f"column {field.name!r} holds text that is not valid UTF-8"
     return f"column {field.name!r} holds {shorten(raw)}, which does not fit {field.type}"
 

@@ -70,6 +70,8 @@ def parse(content: bytes) -> dict[str, Json]:
         raise Misfit(f"line is not JSON: {exc.msg} (character {exc.pos})") from None
     except RecursionError:
         raise Misfit("line is not JSON: nested too deeply") from None
+    except Misfit:
+        raise
     except ValueError as exc:  # whole numbers of thousands of digits
         raise Misfit(f"line is not JSON: {str(exc).partition(';')[0]}") from None
     if type(value) is not dict:

@@ -147,27 +147,23 @@ def _id_column(known: Sequence[FileSchema], wanted: str | None) -> str | None:
 def _text_column(known: Sequence[FileSchema], names: Sequence[str], id_column: str | None) -> str:
     if not known:
         return TEXT_NAMES[0]
-    texts = [n for n in names if n != id_column and _holds_text_everywhere(known, n)]
-    # A column of a telling name is taken by name from sampled files, whatever its first rows hold.
-    named = [n for n in TEXT_NAMES if n in texts or (n in names and all(s.sampled for s in known))]
+    texts = [n for n in names if n != id_column and all(_may_hold_text(s, n) for s in known)]
+    # A column of a telling name is meant even where some file holds something else in it: that is told as drift.
+    named = [n for n in TEXT_NAMES if n in names and any(_may_hold_text(s, n) or s.sampled for s in known)]
     if named:
         return named[0]
     if len(texts) == 1:
         return texts[0]
-    what = (
-        f"{len(texts)} columns hold text: {', '.join(texts)}"
-        if texts
-        else f"no column holds text; it has {', '.join(names)}"
-    )
+    what = f"{len(texts)} hold text: {', '.join(texts)}" if texts else f"none of {', '.join(names)} holds text"
     raise UsageError(
         f"--text-column: which column is the text? {what}",
-        hint=f"--text-column {texts[0]}" if texts else "--text-template '{COLUMN} {COLUMN}'",
+        hint=f"--text-column {texts[0]}" if texts else f"--text-template '{{{names[0]}}}' takes any scalar",
     )
 
 
-def _holds_text_everywhere(known: Sequence[FileSchema], name: str) -> bool:
-    types = [path_type(s.schema, name) for s in known]
-    return all(is_text_like(t) if t is not None else s.sampled for t, s in zip(types, known, strict=True))
+def _may_hold_text(s: FileSchema, name: str) -> bool:
+    type_ = path_type(s.schema, name)
+    return s.sampled if type_ is None else is_text_like(type_)
 
 
 def _parse_keep(

@@ -32,19 +32,21 @@ class VectorRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committer:
-    """Everything a commit touches. `check_source` and `check_lease` raise when the window may not be committed."""
+    """Everything a commit touches. `check_dead`, `check_source` and `check_lease` raise when the window may not be committed."""
 
     plan: Plan
     storage: Storage
     sink: Sink
     ledger: Ledger
     rules: VectorRules
+    check_dead: Callable[[Sequence[DeadRow]], None]
     check_source: Callable[[Sequence[int]], None]
     check_lease: Callable[[], None]
 
     def commit(self, encoded: Encoded) -> tuple[WindowRecord, tuple[DeadRow, ...]]:
         """:raises SourceChanged, SinkError, Locked: nothing of the window may be taken as done."""
         output = assemble(encoded, self.plan, self.rules)
+        self.check_dead(output.dead)
         self.check_source([b.file for b in output.record.books])
         self.check_lease()
         if encoded.budget < encoded.prepared.batch_tokens:

@@ -31,17 +31,17 @@ class Encoded:
 
 
 def encode(
-    prepared: Prepared, encoder: Encoder, split: Split, padded: Callable[[Batch], int], check_stop: Callable[[], None]
+    prepared: Prepared, encoder: Encoder, split: Split, padded: Callable[[Batch], int], tick: Callable[[Batch], None]
 ) -> Encoded:
-    """:raises EncoderError: the encoder itself is broken. :raises Interrupted: from `check_stop`, between batches."""
+    """:raises EncoderError: the encoder itself is broken. :raises Interrupted: from `tick`, called after each batch."""
     count = len(prepared.units.tokenized.truncated)
     vectors = np.zeros((count, encoder.dim), dtype=np.float32)
     bad: dict[int, str] = {}
     budget, padded_tokens = prepared.batch_tokens, 0
     for batch in prepared.batches:
-        check_stop()
         padded_tokens += padded(batch)
         budget = min(budget, _encode_batch(batch, encoder, split, vectors, bad, budget))
+        tick(batch)
     _judge(prepared, encoder, vectors, bad)
     reasons = dict(prepared.reasons)
     if bad:

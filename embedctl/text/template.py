@@ -49,7 +49,7 @@ class TextRule:
         parts: list[Strings | pa.LargeStringScalar] = [_scalar(self.literals[0])]
         for values, literal in zip(fields, self.literals[1:], strict=True):
             parts += [_strings(pc.coalesce(values, empty)), _scalar(literal)]
-        whole = pc.binary_join_element_wise(*parts, empty)  # type: ignore[type-var]
+        whole = pc.binary_join_element_wise(*parts, empty)
         some = reduce(pc.or_, [pc.is_valid(values) for values in fields])
         return _texts(pc.if_else(some, whole, pa.scalar(None, pa.large_string())))
 

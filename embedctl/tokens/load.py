@@ -24,7 +24,7 @@ _BERT_HARMLESS = {
     "do_lower_case", "tokenize_chinese_chars", "strip_accents", "name_or_path", "do_basic_tokenize", "never_split",
     "tokenizer_class", "model_max_length", "clean_up_tokenization_spaces", "max_length", "stride", "truncation_side",
     "truncation_strategy", "pad_to_multiple_of", "pad_token_type_id", "padding_side", "special_tokens_map_file",
-    "tokenizer_file", "model_input_names", "do_lowercase",
+    "tokenizer_file", "model_input_names", "backend", "is_local",
 }  # fmt: skip
 
 
@@ -131,7 +131,12 @@ def _is_plain_bert(rust: Tokenizer, config: dict[str, Any], folder: Path) -> boo
         return False
     if not set(config) <= _BERT_HARMLESS | set(_BERT_SPECIALS) | {"added_tokens_decoder"}:
         return False
-    if any(_text(config.get(key, value)) != value for key, value in _BERT_SPECIALS.items()):
+    named = _read_json(folder / "special_tokens_map.json") | config
+    if not set(named) <= set(config) | set(_BERT_SPECIALS):
+        return False
+    if any(_text(named.get(key, value)) != value for key, value in _BERT_SPECIALS.items()):
+        return False
+    if not {_text(token) for token in config.get("added_tokens_decoder", {}).values()} <= set(_BERT_SPECIALS.values()):
         return False
     added = rust.get_added_tokens_decoder()
     if sorted(token.content for token in added.values()) != sorted(_BERT_SPECIALS.values()):

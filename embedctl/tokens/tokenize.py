@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
 TEXTS_PER_CALL = 256
-CHARS_PER_CALL = 4 << 20
+CHARS_PER_CALL = 1 << 20
 FIRST_CUT_CHARS_PER_TOKEN = 8
 GROWTH = 4
 
@@ -193,17 +193,19 @@ def _special_ids(rust: Tokenizer) -> tuple[list[int], list[int]]:
     :raises ModelError: it does something else to the text's own ids.
     """
     found = set()
-    for probe in ("a", "of the sea"):
+    for probe in ("a", "of the sea", "1", "\u4e2d"):
         content = rust.encode(probe, add_special_tokens=False).ids
+        if not content:
+            continue
         whole = rust.encode(probe, add_special_tokens=True)
-        begin = next((i for i, special in enumerate(whole.special_tokens_mask) if not special), len(whole.ids))
+        begin = next((i for i, special in enumerate(whole.special_tokens_mask) if not special), 0)
         head, tail = whole.ids[:begin], whole.ids[begin + len(content) :]
         if list(chain(head, content, tail)) != whole.ids:
             raise ModelError("the tokenizer's post-processor does more than put special tokens around a text",
                              hint="report the model; it is not supported")  # fmt: skip
         found.add((tuple(head), tuple(tail)))
     if len(found) != 1:
-        raise ModelError("the tokenizer's special tokens depend on the text", hint="report the model")
+        raise ModelError("the tokenizer's special tokens cannot be told from the text's", hint="report the model")
     ((head_ids, tail_ids),) = found
     return list(head_ids), list(tail_ids)
 

@@ -72,13 +72,11 @@ def test_signals(signum, code, capsys):
 
 def test_the_unexpected_is_one_line_and_its_traceback_a_file(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    try:
-        raise ValueError("two\nlines")
-    except ValueError as exc:
-        assert failures.tell(exc, []) == 1
+    assert failures.tell(ValueError("two\nlines"), []) == 1
     (kept,) = tmp_path.iterdir()
     assert capsys.readouterr().err == (
-        f"error: internal error: ValueError: two lines; the traceback is in {kept}\n  try: report it with the traceback\n"
+        f"error: internal error: ValueError: two lines; the traceback is in {kept}\n"
+        "  try: report it with the traceback\n"
     )
     assert "ValueError: two" in kept.read_text()
     assert kept.stat().st_mode & 0o077 == 0
@@ -86,10 +84,9 @@ def test_the_unexpected_is_one_line_and_its_traceback_a_file(capsys, monkeypatch
 
 def test_debug_shows_the_traceback(capsys, monkeypatch):
     monkeypatch.setenv("EMBEDCTL_DEBUG", "1")
-    try:
+    with pytest.raises(errors.SinkError) as caught:
         raise errors.SinkError("full")
-    except errors.SinkError as exc:
-        assert failures.tell(exc, []) == 5
+    assert failures.tell(caught.value, []) == 5
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 

@@ -21,8 +21,9 @@ def progress(**changes) -> Progress:
 
 def summary(**changes) -> Summary:
     base = {
-        "status": "done", "exit_code": 0, "destination": "out", "recipe": "r", "rows": Rows(read=10, written=10), "units": 10,
-        "tokens": 900, "truncated": 1, "padding": 0.0, "seconds": {"total": 2.0, "read": 0.1, "encode": 1.5},
+        "status": "done", "exit_code": 0, "destination": "out", "recipe": "r", "rows": Rows(read=10, written=10),
+        "units": 10, "tokens": 900, "truncated": 1, "padding": 0.0,
+        "seconds": {"total": 2.0, "read": 0.1, "encode": 1.5},
     }  # fmt: skip
     return Summary(**(base | changes))
 
@@ -87,8 +88,8 @@ def test_summary_of_a_run_with_more_to_do():
 
 def test_report_lines():
     report = {
-        "rows": 1200, "tokens": {"mean": 96.25, "max": 512}, "eta_s": 75.0, "output_bytes": 2048, "done": True, "model": None,
-        "locks": [{"owner": "a", "slice": 1}], "inputs": ["a", "b"], "empty": [],
+        "rows": 1200, "tokens": {"mean": 96.25, "max": 512}, "eta_s": 75.0, "output_bytes": 2048, "done": True,
+        "model": None, "locks": [{"owner": "a", "slice": 1}], "inputs": ["a", "b"], "empty": [],
     }  # fmt: skip
     assert words.report_lines(report) == [
         "rows          1,200",

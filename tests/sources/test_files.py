@@ -59,7 +59,12 @@ def test_links_in_a_circle_end(tree: Path) -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "uris"),
-    [("*.jsonl", ["b.jsonl"]), ("**/*.tsv", ["d.tsv"]), ("s*", ["c.csv.gz", "deep/d.tsv"]), ("[ab].*", ["a.txt", "b.jsonl"])],
+    [
+        ("*.jsonl", ["b.jsonl"]),
+        ("**/*.tsv", ["d.tsv"]),
+        ("s*", ["c.csv.gz", "deep/d.tsv"]),
+        ("[ab].*", ["a.txt", "b.jsonl"]),
+    ],
 )
 def test_globs(tree: Path, pattern: str, uris: list[str]) -> None:
     assert [f.uri for f in discover([str(tree / pattern)])] == uris

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ def segments_of(files: list[list[int]]) -> list[tuple[Segment, int]]:
     out = []
     for i, parts in enumerate(files):
         bounds = np.cumsum([0, *parts]).tolist()
-        out += [(Segment(file=i, begin=b, end=e), e - b) for b, e in zip(bounds, bounds[1:], strict=False)]
+        out += [(Segment(file=i, begin=b, end=e), e - b) for b, e in itertools.pairwise(bounds)]
     return out
 
 
@@ -39,7 +41,7 @@ def test_a_slice_passes_the_target_only_with_one_segment(files: list[list[int]],
 @given(sizes, st.integers(1, 2000))
 def test_two_neighbours_would_not_fit_one_slice(files: list[list[int]], target: int) -> None:
     slices = cut_slices(segments_of(files), target)
-    for a, b in zip(slices, slices[1:], strict=False):
+    for a, b in itertools.pairwise(slices):
         total = sum((s.end or 0) - s.begin for s in (*a.segments, b.segments[0]))
         assert total > target
 

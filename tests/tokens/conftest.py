@@ -13,7 +13,13 @@ WORDS = (
     "the quick brown fox jumps over a lazy dog while searching vectors in large corpora of text and code "
     "naïve café résumé über straße 中文 字符 日本語 한국어 данные поиск מילים numbers 123 4567 e-mail don't we'll it's"
 )
-CORPUS = [WORDS, WORDS.title(), " ".join(reversed(WORDS.split())), "tokenization of tokenizers tokenizes tokens " * 3]
+CORPUS = [
+    WORDS,
+    WORDS.title(),
+    " ".join(reversed(WORDS.split())),
+    "tokenization of tokenizers tokenizes tokens " * 3,
+    "runs    of   space  \n\n    x" * 9,
+]
 QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 KINDS = ("wordpiece", "roberta", "gpt2", "qwen", "xlmr", "t5", "llama", "gemma")
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from transformers import AutoTokenizer
 
 from embedctl.errors import ModelError, UsageError
 from embedctl.records import Tokenized
-from embedctl.tokens.tokenize import RustTokenizer, load_tokenizer
+from embedctl.tokens.tokenize import RustTokenizer, load_tokenizer, set_threads
 
 ALPHABET = (
     "abcdefghij THE quick.,!?'\n\t\r 123éüßñ中文字日本"
@@ -124,6 +125,41 @@ def test_file_that_differs_from_the_class_follows_the_class(folders, tmp_path):
     got = rows(load_tokenizer(tmp_path, max_length=64)(["The Quick Fox"]))
     assert got == reference(tmp_path, ["The Quick Fox"], 64)
     assert got != rows(load_tokenizer(folders["wordpiece"], max_length=64)(["The Quick Fox"]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"added_tokens_decoder": {"9": {"content": "quick", "special": True}}},
+        {"additional_special_tokens": ["fox"]},
+        {"mask_token": "the"},
+        {"strip_accents": False},
+        {"tokenize_chinese_chars": False},
+        {"add_bos_token": True},
+    ],
+)
+def test_what_the_config_changes_is_obeyed(folders, tmp_path, change):
+    for name in ("tokenizer.json", "config.json"):
+        (tmp_path / name).write_bytes((folders["wordpiece"] / name).read_bytes())
+    config = json.loads((folders["wordpiece"] / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | change))
+    got = load_tokenizer(tmp_path, max_length=64)
+    assert rows(got(TEXTS)) == reference(tmp_path, TEXTS, 64)
+
+
+def test_special_tokens_map_is_obeyed(folders, tmp_path):
+    for name in ("tokenizer.json", "config.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((folders["wordpiece"] / name).read_bytes())
+    (tmp_path / "special_tokens_map.json").write_text('{"additional_special_tokens": ["qui"]}')
+    assert rows(load_tokenizer(tmp_path, max_length=64)(TEXTS)) == reference(tmp_path, TEXTS, 64)
+
+
+def test_threads_leave_the_users_choice_alone(monkeypatch):
+    monkeypatch.setenv("RAYON_NUM_THREADS", "7")
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    set_threads(1)
+    assert (os.environ["RAYON_NUM_THREADS"], os.environ["TOKENIZERS_PARALLELISM"]) == ("7", "false")
 
 
 def test_static_embeddings_take_the_file_as_it_is(folders):

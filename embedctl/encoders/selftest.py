@@ -1,0 +1,103 @@
+"""Tries a model's own way of running against ours before the first row, for kinds nobody has tried yet.
+
+Enters: an opened model. Leaves: None when packed (or padded) runs give what each sequence gives alone under
+transformers' own attention, else a reason in words. Takes four short sequences, two of one length, and one longer than
+the model's sliding window where that is small enough to try.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from embedctl.encoders.attention import NAME, UnsupportedAttention
+from embedctl.encoders.padded import hidden_by_length, padded_hidden
+from embedctl.encoders.torch_encoder import accepts
+from embedctl.encoders.torch_varlen import packed_hidden
+from embedctl.errors import EncoderError
+from embedctl.records import Batch
+
+_MIN_COSINE = {torch.float32: 1 - 1e-5}
+_MIN_COSINE_HALF = 0.995
+_MAX_WINDOWED_TOKENS = 700
+
+
+def packed_obstacle(model: nn.Module, *, device: str, kernel: str, own: str) -> str | None:
+    """Why the model cannot be trusted packed; None when it can. `own` names transformers' attention to hold it to."""
+    if not accepts(model, "position_ids"):
+        return "it takes no position_ids, so positions cannot restart"
+    batch = _batch(model)
+    try:
+        with torch.inference_mode():
+            ours = packed_hidden(model, batch, device=device, kernel=kernel)
+            set_attention(model, own)
+            alone = _alone(model, batch, device)
+    except (EncoderError, UnsupportedAttention) as exc:
+        return str(exc)
+    except Exception as exc:
+        return f"a trial run packed failed: {str(exc).splitlines()[0] if str(exc) else type(exc).__name__}"
+    finally:
+        set_attention(model, NAME)
+    return _difference(ours, alone, "packed")
+
+
+def padding_leaks(model: nn.Module, *, device: str) -> str | None:
+    """Why padding cannot be used with this model; None when it can. :raises EncoderError: it does not run at all."""
+    batch = _batch(model)
+    try:
+        with torch.inference_mode():
+            alone = _alone(model, batch, device)
+    except Exception as exc:
+        raise EncoderError(f"a trial run failed: {exc}") from exc
+    try:
+        with torch.inference_mode():
+            padded = padded_hidden(model, batch, device=device)
+    except Exception as exc:
+        return f"a trial run with padding failed: {str(exc).splitlines()[0] if str(exc) else type(exc).__name__}"
+    return _difference(padded, alone, "padded")
+
+
+def set_attention(model: nn.Module, name: str) -> None:
+    """Switch the attention of a loaded transformers model."""
+    switch: Callable[[str], Any] = model.set_attn_implementation  # type: ignore[assignment]
+    switch(name)
+
+
+def _batch(model: nn.Module) -> Batch:
+    config: Any = model.config
+    embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
+    limit = min(getattr(config, "max_position_embeddings", None) or 512, _MAX_WINDOWED_TOKENS) - 8
+    window = getattr(config, "sliding_window", None) or getattr(config, "local_attention", None)
+    lengths = [3, 5, 5, 6]
+    if isinstance(window, int) and window + 8 <= limit:
+        lengths.append(window + 8)
+    size = int(embeddings.weight.shape[0])
+    ids = 5 + (np.arange(sum(lengths), dtype=np.int64) * 7919 + 11) % max(size - 5, 1)
+    cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    return Batch(
+        input_ids_T=np.minimum(ids, size - 1).astype(np.int32), cu_seqlens=cu_seqlens, units=np.arange(len(lengths))
+    )
+
+
+def _alone(model: nn.Module, batch: Batch, device: str) -> Tensor:
+    parts = []
+    for begin, end in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
+        one = Batch(
+            input_ids_T=batch.input_ids_T[begin:end],
+            cu_seqlens=np.array([0, end - begin], dtype=np.int32),
+            units=np.zeros(1, dtype=np.int64),
+        )
+        parts.append(hidden_by_length(model, one, device=device))
+    return torch.cat(parts)
+
+
+def _difference(ours: Tensor, alone: Tensor, how: str) -> str | None:
+    if ours.shape != alone.shape:
+        return f"{how} gives another shape than one by one"
+    cosine = nn.functional.cosine_similarity(ours.double(), alone.double(), dim=-1).min().item()
+    least = _MIN_COSINE.get(ours.dtype, _MIN_COSINE_HALF)
+    return None if cosine >= least else f"{how} gives other numbers than one by one (cosine {cosine:.5f})"

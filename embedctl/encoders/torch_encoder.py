@@ -1,0 +1,113 @@
+"""What the torch encoders share: one model, its tail, the second model in float32, errors, threads.
+
+Enters: packed batches. Leaves: float32 (N, dim) in numpy. A subclass says only how a batch runs through the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from embedctl.encoders.tail import Tail
+from embedctl.encoders.weights import is_out_of_memory
+from embedctl.errors import EmbedctlError, EncoderError, OutOfDeviceMemory
+from embedctl.records import Batch
+
+Loader = Callable[[str], nn.Module]
+"""dtype -> the model in it, on the device."""
+
+
+class TorchEncoder:
+    """Implements `encoders.base.Encoder` but for `_hidden`."""
+
+    deterministic = True
+    padded = False
+    engine = "torch"
+
+    def __init__(
+        self, load: Loader, tail: Tail, *, dtype: str, device: str, threads: int | None, model: nn.Module | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        """`model`, where given, is what `load(dtype)` would give."""
+        self.dim = tail.dim
+        self._load, self._tail = load, tail
+        self._dtype, self._device = dtype, device
+        self._threads = threads or torch.get_num_threads()
+        self._model: nn.Module | None = load(dtype) if model is None else model
+        self._model_float32: nn.Module | None = None
+        self._notes = notes
+
+    def _hidden(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Hidden states (T, E) in the order of the batch, on the device."""
+        raise NotImplementedError
+
+    def encode(self, batch: Batch) -> np.ndarray:
+        """See `Encoder.encode`."""
+        if self._model is None:
+            raise EncoderError("the encoder was closed")
+        return self._run(self._model, batch)
+
+    def encode_float32(self, batch: Batch) -> np.ndarray:
+        """See `Encoder.encode_float32`. The float32 model is loaded at the first call and kept."""
+        if self._dtype == "float32":
+            return self.encode(batch)
+        if self._model_float32 is None:
+            self._model_float32 = self._load("float32")
+        return self._run(self._model_float32, batch)
+
+    def _run(self, model: nn.Module, batch: Batch) -> np.ndarray:
+        num_sequences = len(batch.cu_seqlens) - 1
+        if batch.num_tokens == 0:
+            return np.zeros((num_sequences, self.dim), dtype=np.float32)
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        try:
+            with torch.inference_mode():
+                hidden_TE = self._hidden(model, batch)
+                cu_seqlens = torch.from_numpy(batch.cu_seqlens.astype(np.int64)).to(self._device)
+                vectors: np.ndarray = self._tail(hidden_TE, cu_seqlens).to("cpu", torch.float32).numpy()
+                return vectors
+        except EmbedctlError:
+            raise
+        except Exception as exc:
+            if is_out_of_memory(exc):
+                raise OutOfDeviceMemory(f"{batch.num_tokens} tokens do not fit on {self._device}") from exc
+            raise EncoderError(f"the encoder failed on {batch.num_tokens} tokens: {exc}") from exc
+
+    def describe(self) -> Mapping[str, Any]:
+        """See `Encoder.describe`."""
+        return {
+            "engine": self.engine,
+            "device": self._device,
+            "dtype": self._dtype,
+            "threads": self._threads,
+            "dim": self.dim,
+            "compile": False,
+            "notes": list(self._notes),
+        }
+
+    def close(self) -> None:
+        """Let go of the models' memory."""
+        self._model = self._model_float32 = None
+
+
+def as_ids(values: np.ndarray, device: str) -> Tensor:
+    """int64 on the device; numpy's memory is never shared, so nothing of the caller's can be changed."""
+    return torch.from_numpy(values.astype(np.int64)).to(device)
+
+
+def accepts(model: nn.Module, name: str) -> bool:
+    """Whether the model's forward names this parameter."""
+    import inspect
+
+    return name in inspect.signature(model.forward).parameters
+
+
+def uses_token_types(model: nn.Module) -> bool:
+    """Whether the model adds a vector for the segment a token is in."""
+    size = getattr(getattr(model, "config", None), "type_vocab_size", 0)
+    return accepts(model, "token_type_ids") and isinstance(size, int) and size > 0

@@ -1,0 +1,131 @@
+"""Opens a transformer's weights with transformers, and the small weights of the modules that follow it.
+
+Enters: a `ModelFolder`, a dtype, a device, an attention name. Leaves: a model in eval mode. Refuses, in one line:
+kinds that transformers does not know, weights that do not fit the config, tensors that are missing (which would
+otherwise be random numbers), decoders whose encoder cannot stand alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from embedctl.errors import EncoderError, ModelError, OutOfDeviceMemory
+from embedctl.models.files import find_weights
+from embedctl.models.folder import ModelFolder
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_SPARE = ("pooler", "position_ids")
+"""Parts of a checkpoint that an embedding never reads: they may be missing."""
+
+
+def load_transformer(folder: ModelFolder, *, dtype: str, device: str, attention: str) -> nn.Module:
+    """The encoder alone, `attention` its implementation. :raises ModelError: see the module."""
+    import transformers
+
+    assert folder.path is not None
+    with _quiet():
+        config = _config(folder, folder.path)
+        auto = transformers.AutoModel
+        if getattr(config, "is_encoder_decoder", False):
+            auto = transformers.AutoModelForTextEncoding
+        try:
+            model, info = auto.from_pretrained(
+                str(folder.path), config=config, dtype=DTYPES[dtype], attn_implementation=attention,
+                local_files_only=True, trust_remote_code=folder.trust_remote_code, output_loading_info=True,
+                use_safetensors=None if folder.allow_pickle else True,
+            )  # fmt: skip
+        except Exception as exc:
+            if is_out_of_memory(exc):
+                raise OutOfDeviceMemory(f"{folder.name}: its weights do not fit in memory") from exc
+            raise ModelError(f"{folder.path}: transformers cannot open it: {_first_line(exc)}") from exc
+    missing = [key for key in info["missing_keys"] if not any(part in key for part in _SPARE)]
+    if missing:
+        raise ModelError(
+            f"{folder.path}: {len(missing)} tensors are missing from its weights (first: {sorted(missing)[0]})",
+            hint="download the model again; if it runs its own code, --trust-remote-code",
+        )
+    loaded: nn.Module = model.eval()
+    return _to(loaded, device, folder.name)
+
+
+def _config(folder: ModelFolder, path: Path) -> object:
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            str(path), local_files_only=True, trust_remote_code=folder.trust_remote_code
+        )
+    except Exception as exc:
+        raise ModelError(
+            f"{path / 'config.json'}: model_type {folder.model_type!r} is not one that transformers "
+            f"{transformers.__version__} opens: {_first_line(exc)}"
+        ) from exc
+    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))):
+        if hasattr(part, "use_cache"):
+            part.use_cache = False
+    encoders = transformers.models.auto.modeling_auto.MODEL_FOR_TEXT_ENCODING_MAPPING
+    if getattr(config, "is_encoder_decoder", False) and type(config) not in encoders:
+        raise ModelError(f"{path}: {folder.architecture} is an encoder-decoder whose encoder cannot be used alone")
+    return config
+
+
+def _to(model: nn.Module, device: str, name: str) -> nn.Module:
+    try:
+        return model.to(device)
+    except Exception as exc:
+        if is_out_of_memory(exc):
+            raise OutOfDeviceMemory(f"{name}: its weights do not fit on {device}", hint="--device cpu") from exc
+        raise EncoderError(f"{name}: cannot be moved to {device}: {_first_line(exc)}") from exc
+
+
+def load_tensors(path: Path, *, allow_pickle: bool) -> dict[str, Tensor]:
+    """All tensors of one module's folder, in float32. :raises ModelError: broken."""
+    tensors: dict[str, Tensor] = {}
+    for file in find_weights(path, allow_pickle=allow_pickle):
+        try:
+            if file.suffix == ".safetensors":
+                from safetensors.torch import load_file
+
+                tensors |= load_file(file)
+            else:
+                tensors |= torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as exc:
+            raise ModelError(f"{file}: cannot be opened: {_first_line(exc)}") from exc
+    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
+def is_out_of_memory(exc: BaseException) -> bool:
+    """Whether a smaller batch might have fitted: CUDA's own error, or the allocator's words on CPU."""
+    if isinstance(exc, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    text = str(exc)
+    return isinstance(exc, RuntimeError) and ("not enough memory" in text or "can't allocate memory" in text)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars and no advice on stderr: what matters becomes an error of ours."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _first_line(exc: BaseException) -> str:
+    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(exc).__name__
