@@ -1,6 +1,6 @@
 """Writes every file of this folder again, the same bytes each time under the same Python and pyarrow.
 
-    python sample_corpora/make.py
+python sample_corpora/make.py
 """
 
 from __future__ import annotations
@@ -22,15 +22,106 @@ import zstandard
 
 HERE = Path(__file__).parent
 REAL, NASTY = HERE / "real", HERE / "nasty"
-MODULES = (
-    "argparse ast asyncio base64 bisect bz2 calendar cmath collections concurrent.futures configparser contextlib copy csv "
-    "dataclasses datetime decimal difflib dis email.message enum fileinput fnmatch fractions functools gc getpass gettext "
-    "glob gzip hashlib heapq hmac html http.client imaplib inspect io ipaddress itertools json keyword linecache locale "
-    "logging lzma math mimetypes operator os os.path pathlib pickle pkgutil platform plistlib pprint queue random re "
-    "sched secrets selectors shelve shlex shutil signal smtplib socket sqlite3 ssl stat statistics string struct "
-    "subprocess sys sysconfig tarfile tempfile textwrap threading timeit tokenize traceback types typing unicodedata "
-    "unittest urllib.parse urllib.request uuid warnings weakref xml.dom.minidom xml.etree.ElementTree zipfile zlib"
-).split()
+MODULES = [
+    "argparse",
+    "ast",
+    "asyncio",
+    "base64",
+    "bisect",
+    "bz2",
+    "calendar",
+    "cmath",
+    "collections",
+    "concurrent.futures",
+    "configparser",
+    "contextlib",
+    "copy",
+    "csv",
+    "dataclasses",
+    "datetime",
+    "decimal",
+    "difflib",
+    "dis",
+    "email.message",
+    "enum",
+    "fileinput",
+    "fnmatch",
+    "fractions",
+    "functools",
+    "gc",
+    "getpass",
+    "gettext",
+    "glob",
+    "gzip",
+    "hashlib",
+    "heapq",
+    "hmac",
+    "html",
+    "http.client",
+    "imaplib",
+    "inspect",
+    "io",
+    "ipaddress",
+    "itertools",
+    "json",
+    "keyword",
+    "linecache",
+    "locale",
+    "logging",
+    "lzma",
+    "math",
+    "mimetypes",
+    "operator",
+    "os",
+    "os.path",
+    "pathlib",
+    "pickle",
+    "pkgutil",
+    "platform",
+    "plistlib",
+    "pprint",
+    "queue",
+    "random",
+    "re",
+    "sched",
+    "secrets",
+    "selectors",
+    "shelve",
+    "shlex",
+    "shutil",
+    "signal",
+    "smtplib",
+    "socket",
+    "sqlite3",
+    "ssl",
+    "stat",
+    "statistics",
+    "string",
+    "struct",
+    "subprocess",
+    "sys",
+    "sysconfig",
+    "tarfile",
+    "tempfile",
+    "textwrap",
+    "threading",
+    "timeit",
+    "tokenize",
+    "traceback",
+    "types",
+    "typing",
+    "unicodedata",
+    "unittest",
+    "urllib.parse",
+    "urllib.request",
+    "uuid",
+    "warnings",
+    "weakref",
+    "xml.dom.minidom",
+    "xml.etree.ElementTree",
+    "zipfile",
+    "zlib",
+]
 NUM_REAL = 300
 
 
@@ -118,7 +209,7 @@ def expect(
     exit_code: int | None = None,
     message: str | None = None,
 ) -> None:
-    """Note what `embedctl embed nasty/NAME --model fake` must give. Rows are None where the run does not get that far."""
+    """Note what `embedctl embed nasty/NAME --model fake` must give. Rows are None where no run takes place."""
     rows = {"read": read, "written": read - dead - duplicates, "duplicates": duplicates, "dead": dead}
     EXPECTED[f"nasty/{name}"] = {
         "what": what,
@@ -268,11 +359,13 @@ def make_tables() -> None:
     reasons = ("column 'text' is not valid UTF-8", "text is null")
     what = "a string that is not valid UTF-8, and a null; ids are numbers"
     expect("invalid_utf8.parquet", what, 4, dead=2, reasons=reasons)
-    nested = pa.table({
-        "id": ["a", "b"],
-        "text": pa.array(["Red.", "Red."]).dictionary_encode(),
-        "meta": [{"lang": "en", "tags": ["x"]}, None],
-    })
+    nested = pa.table(
+        {
+            "id": ["a", "b"],
+            "text": pa.array(["Red.", "Red."]).dictionary_encode(),
+            "meta": [{"lang": "en", "tags": ["x"]}, None],
+        }
+    )
     pq.write_table(nested, NASTY / "nested.parquet")
     expect("nested.parquet", "a dictionary-encoded text beside a struct with a list", 2)
     folder(
@@ -301,7 +394,8 @@ def folder(name: str, *tables: pa.Table) -> None:
 
 def write_readme() -> None:
     text = (HERE / "README.md").read_text(encoding="utf-8")
-    table = ["| file | what is in it | exit | read | written | duplicates | dead | says |", "|---|---|---|---|---|---|---|---|"]
+    head = ("file", "what is in it", "exit", "read", "written", "duplicates", "dead", "says")
+    table = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for name, e in sorted(EXPECTED.items()):
         rows = e["rows"]
         numbers = [str(rows[k]) for k in ("read", "written", "duplicates", "dead")] if rows else ["", "", "", ""]

@@ -63,12 +63,13 @@ def summary_lines(summary: Summary) -> list[str]:
     rows = summary.rows.to_json()
     parts = [f"{rows[k]:,} {k}" for k in rows if k != "read" and (rows[k] or k == "written")]
     total_s = summary.seconds.get("total", 0.0)
-    rate = f" ({summary.tokens / total_s:,.0f}/s)" if total_s > 0 and summary.tokens else ""
+    encoded = summary.details.get("run_tokens", summary.tokens)
+    rate = f" ({encoded / total_s:,.0f}/s)" if total_s > 0 and encoded else ""
     lines = [
         f"{summary.status}: {summary.destination}",
         f"  rows     {rows['read']:,} read = {' + '.join(parts)}",
         f"  vectors  {summary.units:,}",
-        f"  tokens   {summary.tokens:,}{rate}, {summary.truncated:,} rows truncated, {summary.padding:.1%} padding",
+        f"  tokens   {summary.tokens:,}{rate}, {summary.truncated:,} truncated, {summary.padding:.1%} padding",
         f"  seconds  {total_s:.1f}" + _stages(summary.seconds),
     ]
     if rows["dead"]:
@@ -123,7 +124,7 @@ def _plain(key: str, value: Any) -> str:
         return ", ".join(str(item) for item in value) or "none"
     if isinstance(value, (int, float)) and key.endswith("_bytes"):
         return size(value)
-    if isinstance(value, (int, float)) and key.endswith("_s"):
+    if isinstance(value, (int, float)) and key.endswith("_s") and "per" not in key:
         return duration(value)
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"

@@ -16,12 +16,13 @@ from embedctl.errors import ModelError, UsageError
 from embedctl.models.folder import ModelFolder
 
 VERIFIED = frozenset({
-    "bert", "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "electra", "nomic_bert", "gte", "eurobert",
-    "jina_embeddings_v3", "clip_text_model", "qwen2", "qwen3", "llama", "mistral", "modernbert", "gemma3_text",
+    "albert", "bert", "distilbert", "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "electra", "nomic_bert", "gte", "eurobert",
+    "jina_embeddings_v3", "qwen2", "qwen3", "llama", "mistral", "modernbert", "gemma3_text",
 })  # fmt: skip
 """Kinds held to their reference by our own tests; all others are tried when opened."""
 
 PADDED = {
+    "clip_text_model": "CLIP holds the tokens of a whole batch against its positions",
     "mpnet": "MPNet has an attention of its own",
     "deberta": "DeBERTa has an attention of its own",
     "deberta-v2": "DeBERTa-v2 has an attention of its own",

@@ -1,8 +1,8 @@
 """Tries a model's own way of running against ours before the first row, for kinds nobody has tried yet.
 
 Enters: an opened model. Leaves: None when packed (or padded) runs give what each sequence gives alone under
-transformers' own attention, else a reason in words. Takes four short sequences, two of one length, and one longer than
-the model's sliding window where that is small enough to try.
+transformers' own attention without any padding, else a reason in words. Takes short sequences, some of one length,
+more tokens in all than the model has positions, and one sequence longer than its sliding window, where those are small.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from embedctl.records import Batch
 
 _MIN_COSINE = {torch.float32: 1 - 1e-5}
 _MIN_COSINE_HALF = 0.995
-_MAX_WINDOWED_TOKENS = 700
+_MAX_POSITIONS = 1024
 
 
 def packed_obstacle(model: nn.Module, *, device: str, kernel: str, own: str) -> str | None:
@@ -35,7 +35,7 @@ def packed_obstacle(model: nn.Module, *, device: str, kernel: str, own: str) -> 
         with torch.inference_mode():
             ours = packed_hidden(model, batch, device=device, kernel=kernel)
             set_attention(model, own)
-            alone = _alone(model, batch, device)
+            alone = hidden_by_length(model, batch, device=device)
     except (EncoderError, UnsupportedAttention) as exc:
         return str(exc)
     except Exception as exc:
@@ -50,7 +50,7 @@ def padding_leaks(model: nn.Module, *, device: str) -> str | None:
     batch = _batch(model)
     try:
         with torch.inference_mode():
-            alone = _alone(model, batch, device)
+            alone = hidden_by_length(model, batch, device=device)
     except Exception as exc:
         raise EncoderError(f"a trial run failed: {exc}") from exc
     try:
@@ -70,10 +70,14 @@ def set_attention(model: nn.Module, name: str) -> None:
 def _batch(model: nn.Module) -> Batch:
     config: Any = model.config
     embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
-    limit = min(getattr(config, "max_position_embeddings", None) or 512, _MAX_WINDOWED_TOKENS) - 8
+    positions = getattr(config, "max_position_embeddings", None)
+    positions = positions if isinstance(positions, int) and positions > 0 else 512
     window = getattr(config, "sliding_window", None) or getattr(config, "local_attention", None)
     lengths = [3, 5, 5, 6]
-    if isinstance(window, int) and window + 8 <= limit:
+    if positions <= _MAX_POSITIONS:
+        # More tokens in the batch than the model has positions: what counts them across sequences fails here.
+        lengths += [min(8, positions - 8)] * (positions // min(8, positions - 8))
+    if isinstance(window, int) and window + 8 <= min(positions - 8, _MAX_POSITIONS):
         lengths.append(window + 8)
     size = int(embeddings.weight.shape[0])
     ids = 5 + (np.arange(sum(lengths), dtype=np.int64) * 7919 + 11) % max(size - 5, 1)
@@ -81,18 +85,6 @@ def _batch(model: nn.Module) -> Batch:
     return Batch(
         input_ids_T=np.minimum(ids, size - 1).astype(np.int32), cu_seqlens=cu_seqlens, units=np.arange(len(lengths))
     )
-
-
-def _alone(model: nn.Module, batch: Batch, device: str) -> Tensor:
-    parts = []
-    for begin, end in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
-        one = Batch(
-            input_ids_T=batch.input_ids_T[begin:end],
-            cu_seqlens=np.array([0, end - begin], dtype=np.int32),
-            units=np.zeros(1, dtype=np.int64),
-        )
-        parts.append(hidden_by_length(model, one, device=device))
-    return torch.cat(parts)
 
 
 def _difference(ours: Tensor, alone: Tensor, how: str) -> str | None:

@@ -22,18 +22,19 @@ from embedctl.models.folder import ModelFolder
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SPARE = ("pooler", "position_ids")
 """Parts of a checkpoint that an embedding never reads: they may be missing."""
+_ENCODER_ALONE = frozenset({"t5", "mt5", "umt5"})
+"""Encoder-decoders whose encoder is the embedder; the decoder is not loaded."""
 
 
-def load_transformer(folder: ModelFolder, *, dtype: str, device: str, attention: str) -> nn.Module:
+def load_transformer(folder: ModelFolder, *, dtype: str, device: str, attention: str | None) -> nn.Module:
     """The encoder alone, `attention` its implementation. :raises ModelError: see the module."""
     import transformers
 
     assert folder.path is not None
     with _quiet():
         config = _config(folder, folder.path)
-        auto = transformers.AutoModel
-        if getattr(config, "is_encoder_decoder", False):
-            auto = transformers.AutoModelForTextEncoding
+        alone = folder.model_type in _ENCODER_ALONE
+        auto = transformers.AutoModelForTextEncoding if alone else transformers.AutoModel
         try:
             model, info = auto.from_pretrained(
                 str(folder.path), config=config, dtype=DTYPES[dtype], attn_implementation=attention,
@@ -69,8 +70,7 @@ def _config(folder: ModelFolder, path: Path) -> object:
     for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))):
         if hasattr(part, "use_cache"):
             part.use_cache = False
-    encoders = transformers.models.auto.modeling_auto.MODEL_FOR_TEXT_ENCODING_MAPPING
-    if getattr(config, "is_encoder_decoder", False) and type(config) not in encoders:
+    if getattr(config, "is_encoder_decoder", False) and folder.model_type not in _ENCODER_ALONE:
         raise ModelError(f"{path}: {folder.architecture} is an encoder-decoder whose encoder cannot be used alone")
     return config
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from embedctl import registry
-from embedctl.encoders.open import resolve_device, resolve_dtype
 from embedctl.heads.precision import calibrate
 from embedctl.job import wiring
 from embedctl.models.load import ModelFolder, find_model
@@ -107,12 +106,16 @@ def available_cpus() -> int:
 
 
 def _resolve(spec: JobSpec, folder: ModelFolder) -> dict[str, Any]:
-    fake = folder.kind == "fake"
-    device = "cpu" if fake else resolve_device(spec.device)
+    device, dtype = "cpu", "float32"
+    if folder.kind != "fake":
+        from embedctl.encoders.open import resolve_device, resolve_dtype
+
+        device = resolve_device(spec.device)
+        dtype = resolve_dtype(spec.dtype, device)
     prompt = folder.prompt(spec)
     resolved: dict[str, Any] = {
         "device": device,
-        "dtype": "float32" if fake else resolve_dtype(spec.dtype, device),
+        "dtype": dtype,
         "threads": spec.threads or available_cpus(),
         "batch_tokens": spec.batch_tokens or (CUDA_BATCH_TOKENS if device.startswith("cuda") else CPU_BATCH_TOKENS),
         "compile": bool(spec.compile),

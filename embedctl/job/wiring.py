@@ -10,7 +10,6 @@ import numpy as np
 
 from embedctl import registry
 from embedctl.encoders.base import Encoder
-from embedctl.encoders.open import open_encoder
 from embedctl.heads.precision import quantize
 from embedctl.models.load import ModelFolder
 from embedctl.plan import Plan
@@ -77,6 +76,12 @@ def open_tokenizer(folder: ModelFolder, resolved: Mapping[str, Any], spec: Mappi
 
 
 def open_planned_encoder(folder: ModelFolder, plan_spec: Mapping[str, Any], resolved: Mapping[str, Any]) -> Encoder:
+    """The encoder, opened with what was resolved. Only this imports torch, and not for the fake."""
+    if folder.kind == "fake":
+        fake: Encoder = registry.get("encoders", "fake")(folder.name, dim=resolved["dim"])
+        return fake
+    from embedctl.encoders.open import open_encoder
+
     return open_encoder(
         folder,
         dtype=resolved["dtype"],

@@ -261,7 +261,7 @@ def _is_model2vec(root: Path) -> bool:
 def _model2vec(start: ModelFolder, root: Path) -> ModelFolder:
     config = files.read_object(root / "config.json")
     folder = _static(start, root)
-    length = config.get("seq_length") or config.get("max_length") or 512
+    length = config.get("max_length", 512) or UNLIMITED
     return replace(
         folder,
         architecture="model2vec",

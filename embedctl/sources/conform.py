@@ -9,6 +9,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedctl.sources.base import MAX_ROW_BYTES
 from embedctl.sources.roles import AnyArray, AnyField, is_id
 
 
@@ -18,7 +19,7 @@ def take_column(batch: pa.RecordBatch, name: str) -> AnyArray:
     :raises KeyError: no such column.
     """
     if name in batch.schema.names:
-        return batch.column(name)
+        return batch.column(batch.schema.names.index(name))
     top, _, rest = name.partition(".")
     if top not in batch.schema.names or not rest:
         raise KeyError(name)
@@ -45,13 +46,17 @@ def conform(array: AnyArray, field: AnyField) -> tuple[AnyArray, dict[int, str]]
     try:
         out = _cast(plain, field)
         out.validate(full=True)
-        return out, {}
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
         return _row_by_row(plain, field)
+    if len(out) == 1 and out.nbytes > MAX_ROW_BYTES:
+        return pa.nulls(1, field.type), {0: f"column {field.name!r} is larger than {MAX_ROW_BYTES >> 20} MiB"}
+    return out, {}
 
 
 def decode_dictionaries(array: AnyArray) -> AnyArray:
-    """A dictionary-encoded or run-end-encoded array as plain values."""
+    """A dictionary-encoded, run-end-encoded or extension array as plain values."""
+    if isinstance(array.type, pa.BaseExtensionType):
+        return decode_dictionaries(array.cast(array.type.storage_type))
     if pa.types.is_dictionary(array.type):
         plain: AnyArray = array.cast(array.type.value_type)
         return decode_dictionaries(plain)

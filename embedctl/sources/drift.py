@@ -31,6 +31,8 @@ def is_text_like(type_: pa.DataType) -> bool:
     """Text, or bytes that may be text; also dictionary-encoded; also a column of nulls."""
     if pa.types.is_dictionary(type_) or pa.types.is_run_end_encoded(type_):
         return is_text_like(type_.value_type)
+    if isinstance(type_, pa.BaseExtensionType):
+        return is_text_like(type_.storage_type)
     return (
         pa.types.is_null(type_)
         or pa.types.is_string(type_)
@@ -46,6 +48,8 @@ def normalise(type_: pa.DataType) -> pa.DataType:
     """The plain type behind an encoding or an offset width."""
     if pa.types.is_dictionary(type_) or pa.types.is_run_end_encoded(type_):
         return normalise(type_.value_type)
+    if isinstance(type_, pa.BaseExtensionType):
+        return normalise(type_.storage_type)
     if pa.types.is_large_string(type_) or pa.types.is_string_view(type_):
         return pa.string()
     if pa.types.is_large_binary(type_) or pa.types.is_binary_view(type_):

@@ -1,7 +1,8 @@
 """The one reader of lines: plain or compressed files and standard input, in bounded memory.
 
 Enters: a `SourceFile` and a byte range. Leaves: `Line`s with decompressed byte offsets; rows before a break in a
-compressed file come first, then the error. Refused: truncated or corrupt compression, UTF-16.
+compressed file come first, then the error. Refused: truncated or corrupt compression, UTF-16, and tables or compressed
+files under another name.
 A byte order mark is not part of the first line's content, but of its offset; empty lines are not lines.
 """
 
@@ -19,6 +20,13 @@ from embedctl.sources.files import STDIN
 from embedctl.sources.stdin import standard_input
 
 _BOM = b"\xef\xbb\xbf"
+_OTHER_KINDS = (
+    (b"\x1f\x8b\x08", "a gz file", "give it the ending .gz, or: zcat FILE | embedctl embed -"),
+    (b"\x28\xb5\x2f\xfd", "a zst file", "give it the ending .zst, or: zstdcat FILE | embedctl embed -"),
+    (b"BZh91AY&SY", "a bz2 file", "give it the ending .bz2, or: bzcat FILE | embedctl embed -"),
+    (b"PAR1", "a Parquet file", "--format parquet"),
+    (b"ARROW1\0\0", "an Arrow file", "--format arrow"),
+)
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -52,7 +60,7 @@ def byte_segments(file: SourceFile, target_bytes: int) -> list[Segment]:
 def read_lines(file: SourceFile, begin: int = 0, end: int | None = None) -> Iterator[Line]:
     """The lines whose first byte lies in [begin, end).
 
-    :raises SourceError: the file cannot be read, its compression is broken, or it is UTF-16.
+    :raises SourceError: the file cannot be read, its compression is broken, or it is no UTF-8 text.
     """
     # From the byte before: when it ends a line, the line at `begin` is ours; otherwise its rest is another's.
     origin = max(begin - 1, 0)
@@ -69,15 +77,21 @@ def read_physical_lines(file: SourceFile) -> Iterator[Line]:
 
 
 def head(file: SourceFile, max_bytes: int) -> bytes:
-    """The first decompressed bytes, at most `max_bytes`, without disturbing a later reading."""
-    if file.path == STDIN:
-        return standard_input().peek(max_bytes)
+    """The first decompressed bytes, at most `max_bytes`, without disturbing a later reading.
+
+    :raises SourceError: the file cannot be read so far, or it is no UTF-8 text.
+    """
     out = bytearray()
-    for chunk in chunks_from(file, 0):
-        out += chunk
-        if len(out) >= max_bytes:
-            break
-    return bytes(out[:max_bytes])
+    if file.path == STDIN:
+        out += standard_input().peek(max_bytes)
+    else:
+        for chunk in chunks_from(file, 0):
+            out += chunk
+            if len(out) >= max_bytes:
+                break
+    first = bytes(out[:max_bytes])
+    _refuse_other_kinds(file, first)
+    return first
 
 
 def chunks_from(file: SourceFile, offset: int) -> Iterator[bytes]:
@@ -96,16 +110,23 @@ def chunks_from(file: SourceFile, offset: int) -> Iterator[bytes]:
 
 
 def _checked(file: SourceFile, chunks: Iterator[bytes], origin: int) -> Iterator[bytes]:
-    """The chunks, after a look for UTF-16 at the file's start."""
+    """The chunks, after a look at the first one of a file."""
     first = b"" if origin else next(chunks, b"")
+    _refuse_other_kinds(file, first)
+    if first:
+        yield first
+    yield from chunks
+
+
+def _refuse_other_kinds(file: SourceFile, first: bytes) -> None:
     if first.startswith(_UTF16):
         raise SourceError(
             f"{file.uri}: is UTF-16 text; only UTF-8 can be read",
             hint=f"iconv -f UTF-16 -t UTF-8 {os.path.basename(file.path)} > utf8.{file.format}",
         )
-    if first:
-        yield first
-    yield from chunks
+    for magic, kind, hint in _OTHER_KINDS:
+        if first.startswith(magic):
+            raise SourceError(f"{file.uri}: is {kind}, not {file.format} text", hint=hint)
 
 
 def split_lines(chunks: Iterator[bytes], origin: int, *, all_lines: bool) -> Iterator[Line]:

@@ -1,6 +1,6 @@
 """Marks on the fields of a read schema that tell a reader how lenient to be with a value.
 
-`id`: whole numbers are taken as their decimal text; `number-id`: the same, all seen so far were whole numbers.
+`id`: whole numbers are taken as their decimal text; `number-id`: the same, and every file's type is whole numbers.
 `json`: a value that is not text is kept as its JSON text. `unknown`: only nulls were seen where the type was inferred.
 """
 
@@ -21,7 +21,7 @@ _KEY = b"embedctl"
 
 
 def mark_id(field: AnyField, *, numbers: bool = False) -> AnyField:
-    """The field as the id column; `numbers`: the files hold whole numbers in it."""
+    """The field as the id column; `numbers`: every file's type says whole numbers that fit int64."""
     return field.with_metadata({_KEY: b"number-id" if numbers else b"id"})
 
 

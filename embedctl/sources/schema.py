@@ -101,14 +101,7 @@ def resolve_schema(
     kept = _parse_keep(keep, names, texts, id_column)
     if not known:
         return _of_nothing(texts, id_column, kept, where)
-    fields: dict[str, AnyField] = {}
-    for name in texts:
-        flag = "--text-template" if template else "--text-column"
-        fields[name] = _template_field(known, names, name) if template else _text_field(known, names, name, flag)
-    flags = {**dict.fromkeys(where, "--where"), **dict.fromkeys(kept, "--keep")}
-    for name in (*kept, *where):
-        if name not in fields:
-            fields[name] = _field(known, names, name, flags[name], kept.get(name))
+    fields = _fields(known, names, texts, template, kept, where)
     if id_column is not None:
         fields[id_column] = _id_field(known, names, id_column)
     return ResolvedSchema(
@@ -118,6 +111,24 @@ def resolve_schema(
         keep=tuple(n for n in kept if n != id_column),
         where_columns=where,
     )
+
+
+def _fields(
+    known: Sequence[FileSchema],
+    names: Sequence[str],
+    texts: Sequence[str],
+    template: bool,
+    kept: Mapping[str, pa.DataType | None],
+    where: Sequence[str],
+) -> dict[str, AnyField]:
+    """The field of every needed column but the id; of several uses the first decides: text, keep, where."""
+    text_field = _template_field if template else _text_field
+    fields = {name: text_field(known, names, name) for name in texts}
+    flags = {**dict.fromkeys(where, "--where"), **dict.fromkeys(kept, "--keep")}
+    for name in (*kept, *where):
+        if name not in fields:
+            fields[name] = _field(known, names, name, flags[name], kept.get(name))
+    return fields
 
 
 def _of_nothing(
@@ -196,12 +207,12 @@ def _parse_keep(
     return out
 
 
-def _text_field(known: Sequence[FileSchema], names: Sequence[str], name: str, flag: str) -> AnyField:
-    present = _present(known, names, name, flag)
+def _text_field(known: Sequence[FileSchema], names: Sequence[str], name: str) -> AnyField:
+    present = _present(known, names, name, "--text-column")
     for s, type_ in present:
         if not s.sampled and not is_text_like(type_):
             raise UsageError(
-                f"{flag}: column {name!r} of {s.file.uri} is {type_}, not text",
+                f"--text-column: column {name!r} of {s.file.uri} is {type_}, not text",
                 hint=f"--text-template '{{{name}}}' takes any scalar",
             )
     return pa.field(name, pa.string())
@@ -224,7 +235,9 @@ def _id_field(known: Sequence[FileSchema], names: Sequence[str], name: str) -> A
             raise UsageError(
                 f"--id-column: column {name!r} of {s.file.uri} is {type_}; an id is text or a whole number"
             )
-    return mark_id(pa.field(name, pa.string()), numbers=all(pa.types.is_integer(t) for _, t in present))
+    # A sample proves nothing about the ids after it, and an unsigned id may not fit int64.
+    numbers = all(not s.sampled and pa.types.is_integer(t) and t != pa.uint64() for s, t in present)
+    return mark_id(pa.field(name, pa.string()), numbers=numbers)
 
 
 def _field(
@@ -249,6 +262,8 @@ def _present(
             hint=f"did you mean {near[0]!r}?" if near else None,
         )
     for s, type_ in found:
+        if s.schema.names.count(name) > 1:
+            raise UsageError(f"{flag}: column {name!r} is there twice in {s.file.uri}", hint="rename one of the two")
         if type_ is None and not s.sampled:
             raise UsageError(
                 f"{flag}: column {name!r} is missing in {s.file.uri}; it has {', '.join(s.schema.names)}",

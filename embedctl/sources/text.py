@@ -24,7 +24,7 @@ class TextFormat:
 
     def schema(self, file: SourceFile) -> pa.Schema:
         """Always the one column `text`. :raises SourceError: the file cannot be read."""
-        head(file, 1)
+        head(file, 16)
         return pa.schema([pa.field(COLUMN, pa.string())])
 
     def segments(self, file: SourceFile, target_bytes: int) -> list[Segment]:

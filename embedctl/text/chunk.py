@@ -91,7 +91,7 @@ class Chunker:
         for span, n in zip(spans, self._count([text[begin:end] for begin, end in spans]), strict=True):
             inner = self._tokens(text[slice(*span)]) if n > self.room else [(0, span[1] - span[0])]
             out += [(span[0] + begin, span[0] + end) for begin, end in inner]
-        return out
+        return _trimmed(text, sorted(out))
 
     def _tokens(self, text: str) -> list[Span]:
         starts = self._token_starts(text)
@@ -188,12 +188,17 @@ def _segments(text: str) -> list[Span]:
 
 
 def _trimmed(text: str, spans: Sequence[Span]) -> list[Span]:
-    out = []
+    """Without white space at the ends, and without spans that then lie within a neighbour."""
+    out: list[Span] = []
     for begin, end in spans:
         piece = text[begin:end]
         begin += len(piece) - len(piece.lstrip())
-        if kept := len(piece.strip()):
-            out.append((begin, begin + kept))
+        end = begin + len(piece.strip())
+        if begin == end or (out and end <= out[-1][1]):
+            continue
+        if out and begin == out[-1][0]:
+            out.pop()
+        out.append((begin, end))
     return out
 
 

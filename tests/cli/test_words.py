@@ -60,9 +60,14 @@ def test_summary_of_a_good_run():
         "done: out",
         "  rows     10 read = 10 written",
         "  vectors  10",
-        "  tokens   900 (450/s), 1 rows truncated, 0.0% padding",
+        "  tokens   900 (450/s), 1 truncated, 0.0% padding",
         "  seconds  2.0 (busy: read 0.1, encode 1.5)",
     ]
+
+
+def test_a_resumed_run_is_not_credited_with_earlier_tokens():
+    assert words.summary_lines(summary(details={"run_tokens": 100}))[3].startswith("  tokens   900 (50/s), ")
+    assert words.summary_lines(summary(details={"run_tokens": 0}))[3].startswith("  tokens   900, ")
 
 
 def test_summary_with_dead_rows_says_where_they_are_and_what_next():

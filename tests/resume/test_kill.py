@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedctl.testing.resume import COMMIT_POINTS, assert_same_after_resume, parts, run, run_and_kill
-from tests.resume.conftest import ROWS, SMALL
+from tests.resume.conftest import ROWS, SMALL, row
 
 
 def arguments(corpus: Path, *more: str) -> list[str]:
@@ -25,7 +25,7 @@ def unbroken(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("point", COMMIT_POINTS)
-@pytest.mark.parametrize("which", [1, 2, 7])
+@pytest.mark.parametrize("which", [1, 7])
 def test_killed_at_a_commit_boundary(corpus: Path, unbroken: Path, tmp_path: Path, point: str, which: int) -> None:
     out = tmp_path / "out"
     killed = run([*arguments(corpus), "--to", str(out)], failpoint=f"{point}:{which}")
@@ -63,5 +63,4 @@ def test_books_of_the_resumed_run(corpus: Path, unbroken: Path) -> None:
     tables = [pq.read_table(p) for p in sorted(unbroken.glob("*.parquet"))]
     ids = [i for t in tables for i in t.column("id").to_pylist()]
     assert len(ids) == len(set(ids))
-    dead = sum(1 for i in range(ROWS) if i % 97 == 5)
-    assert len(ids) == ROWS - 6 - dead
+    assert set(ids) == {row(i)["id"] for i in range(ROWS) if row(i)["text"] is not None}

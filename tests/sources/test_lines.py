@@ -129,6 +129,21 @@ def test_utf16_is_refused(tmp_path: Path) -> None:
         list(read_lines(file))
 
 
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (gzip.compress(b"x"), "a gz file"),
+        (zst(b"x"), "a zst file"),
+        (bz2.compress(b"x"), "a bz2 file"),
+        (b"PAR1....PAR1", "a Parquet file"),
+    ],
+)
+def test_other_kinds_of_file_under_a_wrong_name_are_told(tmp_path: Path, data: bytes, kind: str) -> None:
+    file = write(tmp_path / "a.jsonl", data)
+    with pytest.raises(SourceError, match=rf"a\.jsonl: is {kind}, not jsonl text"):
+        list(read_lines(file))
+
+
 def test_head_is_bounded(tmp_path: Path) -> None:
     file = write(tmp_path / "a.txt.gz", gzip.compress(b"x" * 5_000_000))
     assert len(head(file, 1000)) == 1000

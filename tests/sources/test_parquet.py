@@ -15,7 +15,7 @@ import pytest
 from embedctl.errors import SourceError
 from embedctl.records import Segment
 from embedctl.sources.arrow import ArrowFormat
-from embedctl.sources.base import MAX_BLOCK_BYTES
+from embedctl.sources.base import MAX_BLOCK_BYTES, MAX_ROW_BYTES
 from embedctl.sources.parquet import ParquetFormat
 from embedctl.testing.source_contract import lay_out, source_file
 
@@ -92,6 +92,7 @@ def test_broken_columns_that_are_not_needed_are_not_read(tmp_path: Path) -> None
         pa.array(["a", None, "é"], pa.string_view()),
         pa.array(["a", None, "é"]).dictionary_encode(),
         pa.array([b"a", None, "é".encode()]),
+        pa.ExtensionArray.from_storage(pa.json_(), pa.array(["a", None, "é"])),
         pa.array([b"a", None, "é".encode()], pa.large_binary()),
     ],
 )
@@ -102,6 +103,14 @@ def test_text_of_every_kind(tmp_path: Path, array: pa.Array) -> None:
     for path, format in (("a.parquet", ParquetFormat()), ("a.feather", ArrowFormat())):
         rows = lay_out(list(format.read(source_file(tmp_path / path), Segment(file=0), schema)))
         assert [c["text"] for c in rows.cells] == ["a", None, "é"]
+
+
+def test_a_value_too_large_is_an_error_of_its_row(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": ["a", "b"], "text": ["x" * (MAX_ROW_BYTES + 1), "y"]}), tmp_path / "a.parquet")
+    schema = pa.schema([("id", pa.string()), ("text", pa.string())])
+    rows = lay_out(list(ParquetFormat().read(source_file(tmp_path / "a.parquet"), Segment(file=0), schema)))
+    assert rows.cells == [{"id": "a", "text": None}, {"id": "b", "text": "y"}]
+    assert rows.errors == {0: "column 'text' is larger than 64 MiB"}
 
 
 def test_numbers_that_do_not_fit_are_errors_of_their_row(tmp_path: Path) -> None:

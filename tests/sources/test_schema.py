@@ -15,7 +15,7 @@ from embedctl.errors import UsageError
 from embedctl.records import Segment
 from embedctl.sources.base import Format
 from embedctl.sources.files import discover
-from embedctl.sources.roles import is_id, is_json
+from embedctl.sources.roles import is_id, is_json, is_number_id
 from embedctl.sources.schema import ResolvedSchema, resolve_schema
 
 
@@ -106,6 +106,25 @@ def test_refusals(corpus: Corpus, asked: dict[str, Any], message: str, hint: str
         corpus.resolve(**asked)
     assert message in str(caught.value)
     assert hint is None or (caught.value.hint and hint in caught.value.hint)
+
+
+def test_ids_are_known_to_be_numbers_only_where_the_files_say_so(corpus: Corpus) -> None:
+    corpus.parquet("a", id=pa.array([1], pa.int32()), text=["x"])
+    assert is_number_id(corpus.resolve().schema.field("id"))
+    corpus.jsonl("b", {"id": 2, "text": "y"})
+    field = corpus.resolve().schema.field("id")
+    assert is_id(field)
+    assert not is_number_id(field)
+    corpus.parquet("c", id=pa.array([2**64 - 1], pa.uint64()), text=["z"])
+    assert [row["id"] for row in corpus.read(corpus.resolve())[0]] == ["1", "2", "18446744073709551615"]
+
+
+def test_a_column_that_is_there_twice_is_refused_only_when_needed(corpus: Corpus) -> None:
+    table = pa.Table.from_arrays([pa.array(["t"]), pa.array([1]), pa.array([2])], names=["text", "n", "n"])
+    pq.write_table(table, corpus.folder / "a.parquet")
+    assert corpus.read(corpus.resolve())[0] == [{"text": "t"}]
+    with pytest.raises(UsageError, match=r"--keep: column 'n' is there twice in a\.parquet"):
+        corpus.resolve(keep=["n"])
 
 
 def test_keep_takes_stars_paths_and_types(corpus: Corpus) -> None:

@@ -90,6 +90,11 @@ def test_windows_hold_exactly_the_size():
     assert all(a[-3:] == b[:3] for a, b in itertools.pairwise(words))
 
 
+def test_no_chunk_lies_within_another(tmp_path):
+    """The first window is a line break and seven letters, the second begins at the same letter."""
+    assert chunker(byte_bpe(tmp_path), "tokens", 8, 7).spans("\nTheTheTheThe") == [(1, 13)]
+
+
 def test_prompt_counts():
     fake = FakeTokenizer(100, prompt="search document: ")
     (first, *_) = chunker(fake, "tokens", 10).spans("w " * 30)

@@ -1,0 +1,34 @@
+"""Every family, packed, held to sentence-transformers one text at a time, to itself one by one, and to its neighbours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sentence_transformers")
+torch = pytest.importorskip("torch")
+
+from embedctl.encoders.open import open_encoder
+from embedctl.models.load import find_model
+from tests.parity import families
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("family", sorted(families.FAMILIES))
+def test_family_equals_the_reference(family: str, tmp_path: Path) -> None:
+    folder = families.save_folder(family, tmp_path / family)
+    encoder = open_encoder(find_model(str(folder)), dtype="float32", device="cpu", threads=1)
+    sequences = families.tokens_of(families.TEXTS)
+    together = families.encode(encoder, sequences)
+    assert encoder.describe()["engine"] == ("torch_varlen" if family in families.PACKED else "padded"), encoder.describe()
+    families.assert_close(together, families.one_by_one(encoder, sequences))
+    families.assert_close(together, families.reference(folder, sequences))
+    equal = [s for s in sequences if len(s) == len(sequences[-1])] * 3
+    families.assert_close(families.encode(encoder, equal)[:1], together[-2:-1])
+    assert np.isfinite(together).all()
