@@ -24,7 +24,7 @@ from embedctl.text.chunk import Chunker, Kind, pool_chunks
 from embedctl.text.template import row_problem, text_rule
 from embedctl.tokens.base import Tokenizer
 from embedctl.tokens.pack import make_batches, unique_texts
-from embedctl.tokens.tokenize import load_tokenizer
+from embedctl.tokens.tokenize import load_tokenizer, set_threads
 
 
 def blocks_of(plan: Plan) -> Blocks:
@@ -65,6 +65,7 @@ def open_tokenizer(folder: ModelFolder, resolved: Mapping[str, Any], spec: Mappi
 
         return FakeTokenizer(max_length=resolved["max_length"], prompt=resolved["prompt"])
     assert folder.path is not None
+    set_threads(resolved["threads"])
     return load_tokenizer(
         Path(folder.path),
         max_length=resolved["max_length"],
@@ -113,7 +114,7 @@ def text_rules(plan: Plan, tokenizer: Tokenizer, padded: bool) -> TextRules:
 
 def _spans(kind: Kind, size: int, overlap: int, tokenizer: Tokenizer) -> Spans:
     return Chunker(
-        kind, size, overlap, overhead=tokenizer.overhead_tokens, count=tokenizer.count, offsets=tokenizer.offsets
+        kind, size, overlap, overhead=tokenizer.overhead_tokens, count=tokenizer.count_after_prompt, offsets=tokenizer.offsets
     ).spans
 
 

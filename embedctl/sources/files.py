@@ -121,7 +121,7 @@ def _expand(text: str, format: str | None) -> list[Path]:
         return [path]
     if glob.has_magic(text):
         return _glob(text, format)
-    near = _nearest(path)
+    near = _nearest(text, path)
     raise SourceError(f"{text}: no such file or folder", hint=f"did you mean {near}?" if near else None)
 
 
@@ -211,13 +211,13 @@ def _extensions() -> str:
     return f"{' '.join(FORMAT_BY_EXTENSION)} (and {' '.join(COMPRESSION_BY_EXTENSION)} after a text format)"
 
 
-def _nearest(path: Path) -> str | None:
+def _nearest(text: str, path: Path) -> str | None:
     try:
         names = os.listdir(path.parent)
     except OSError:
         return None
     near = difflib.get_close_matches(path.name, names, n=1)
-    return str(path.parent / near[0]) if near else None
+    return os.path.join(os.path.dirname(text), near[0]) if near else None
 
 
 def _uri(path: Path, root: Path) -> str:

@@ -31,6 +31,10 @@ class Tokenizer(Protocol):
         """Tokens of each text, uncut, without special tokens and prompt: what chunk sizes are measured in."""
         ...
 
+    def count_after_prompt(self, texts: Sequence[str]) -> list[int]:
+        """The same for texts as they stand behind the prompt, which may join with their first letters."""
+        ...
+
     def offsets(self, texts: Sequence[str]) -> list[np.ndarray]:
         """int64 (t, 2) for each text: the character span of each of its content tokens."""
         ...
