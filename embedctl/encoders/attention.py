@@ -29,10 +29,10 @@ class UnsupportedAttention(Exception):
 
 
 class Group(NamedTuple):
-    """Neighbouring sequences of one length: tokens begin to begin + count * length."""
+    """`num` neighbouring sequences of one length: tokens begin to begin + num * length."""
 
     begin: int
-    count: int
+    num: int
     length: int
 
 
@@ -69,9 +69,9 @@ def choose_attention(device: str, dtype: str, requested: str | None = None) -> t
     if requested not in (None, *KERNELS):
         raise UsageError(f"--attention: {requested!r} is not one of {', '.join(KERNELS)}", hint="--attention auto")
     obstacles = {"flash": _no_flash(device, dtype), "varlen": _no_varlen(device, dtype)}
-    if requested in obstacles and obstacles[requested]:
-        raise UsageError(f"--attention {requested}: {obstacles[requested]}", hint="--attention auto")
-    if requested not in (None, "auto"):
+    if requested is not None and requested != "auto":
+        if obstacles.get(requested):
+            raise UsageError(f"--attention {requested}: {obstacles[requested]}", hint="--attention auto")
         return requested, "asked for"
     if not obstacles["flash"]:
         return "flash", "flash-attn is installed"
@@ -81,7 +81,9 @@ def choose_attention(device: str, dtype: str, requested: str | None = None) -> t
 
 
 def _no_flash(device: str, dtype: str) -> str:
-    return _no_kernel(device, dtype) or ("" if importlib.util.find_spec("flash_attn") else "flash-attn is not installed")
+    return _no_kernel(device, dtype) or (
+        "" if importlib.util.find_spec("flash_attn") else "flash-attn is not installed"
+    )
 
 
 def _no_varlen(device: str, dtype: str) -> str:
@@ -144,15 +146,17 @@ def _by_group(
 ) -> Tensor:
     """One SDPA a length. Each group is a strided view (n, H, L, D) into q, k and v: no copy, no padding, no mask."""
     outs = []
-    for begin, count, length in packed.groups:
-        view = [
-            x[begin : begin + count * length].unflatten(0, (count, length)).transpose(1, 2) for x in (q_THD, k_THD, v_THD)
-        ]
-        windowed = reach is not None and length - 1 > reach
-        mask = _window_mask(packed, length, reach, causal, q_THD.device) if windowed and reach is not None else None
+    for begin, num, length in packed.groups:
+        q, k, v = (
+            x[begin : begin + num * length].view(num, length, *x.shape[1:]).transpose(1, 2)
+            for x in (q_THD, k_THD, v_THD)
+        )
+        mask = None
+        if reach is not None and length - 1 > reach:
+            mask = _window_mask(packed, length, reach, causal, q.device)
         out = nn.functional.scaled_dot_product_attention(
-            *view, attn_mask=mask, is_causal=causal and mask is None and length > 1, scale=scale,
-            enable_gqa=q_THD.shape[1] != k_THD.shape[1],
+            q, k, v, attn_mask=mask, is_causal=causal and mask is None and length > 1, scale=scale,
+            enable_gqa=q.shape[1] != k.shape[1],
         )  # fmt: skip
         outs.append(out.transpose(1, 2).flatten(0, 1))
     if not outs:
@@ -180,10 +184,11 @@ def _varlen(
 ) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    out: Tensor = varlen_attn(
+    out = varlen_attn(
         q_THD, k_THD, v_THD, packed.cu_seqlens, packed.cu_seqlens, packed.max_seqlen, packed.max_seqlen,
         scale=scale, window_size=_window(causal, reach), enable_gqa=q_THD.shape[1] != k_THD.shape[1],
     )  # fmt: skip
+    assert isinstance(out, Tensor)
     return out
 
 

@@ -24,7 +24,8 @@ def _mix(x: np.ndarray) -> np.ndarray:
     """splitmix64's finaliser (Steele, Lea and Flood, 2014) over uint64."""
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
-    return x ^ (x >> np.uint64(31))
+    mixed: np.ndarray = x ^ (x >> np.uint64(31))
+    return mixed
 
 
 class FakeEncoder:
@@ -43,7 +44,9 @@ class FakeEncoder:
         if self._options.sleep_ms:
             time.sleep(self._options.sleep_ms / 1000)
         if self._options.oom_over is not None and batch.num_tokens > self._options.oom_over:
-            raise OutOfDeviceMemory(f"{batch.num_tokens} tokens do not fit: this fake model holds {self._options.oom_over}")
+            raise OutOfDeviceMemory(
+                f"{batch.num_tokens} tokens do not fit: this fake model holds {self._options.oom_over}"
+            )
         vectors = self._vectors(batch)
         vectors[self._holds(batch, self._options.zero)] = 0.0
         vectors[self._holds(batch, self._options.nan)] = np.nan

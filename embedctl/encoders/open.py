@@ -7,6 +7,7 @@ where it does not, with the reason in `describe()`. Refuses: a device that is no
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 from torch import nn
 
@@ -16,8 +17,8 @@ from embedctl.errors import ModelError, UsageError
 from embedctl.models.folder import ModelFolder
 
 VERIFIED = frozenset({
-    "albert", "bert", "distilbert", "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "electra", "nomic_bert", "gte", "eurobert",
-    "jina_embeddings_v3", "qwen2", "qwen3", "llama", "mistral", "modernbert", "gemma3_text",
+    "albert", "bert", "distilbert", "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "electra", "nomic_bert",
+    "gte", "eurobert", "jina_embeddings_v3", "qwen2", "qwen3", "llama", "mistral", "modernbert", "gemma3_text",
 })  # fmt: skip
 """Kinds held to their reference by our own tests; all others are tried when opened."""
 
@@ -48,19 +49,24 @@ def open_encoder(
     """`dtype` and `device` are resolved already; `dim` None keeps the folder's own. `num_prompt_tokens` as the
     tokenizer counts them, for models that leave the prompt out of the pooling.
 
-    :raises ModelError: the weights or what belongs to them cannot be opened. :raises UsageError: see `choose_attention`.
+    :raises ModelError: the weights or what belongs to them cannot be opened.
+    :raises UsageError: see `choose_attention`.
     """
+    if trust_remote_code and not folder.trust_remote_code:
+        folder = replace(folder, trust_remote_code=True)
     dim = dim or min(folder.truncate_dim or folder.width(pooling), folder.width(pooling))
     if folder.kind == "fake":
         from embedctl.encoders.fake import FakeEncoder
 
         return FakeEncoder(folder.name, dim=dim)
     if pooling is not None and folder.pooling is None:
-        raise UsageError(f"--pooling: {folder.name} is a static model, which has no pooling to choose", hint="leave out --pooling")
+        raise UsageError(
+            f"--pooling: {folder.name} is a static model, which has no pooling to choose", hint="leave out --pooling"
+        )
     if folder.kind == "static":
         from embedctl.encoders.static import StaticEncoder
 
-        return StaticEncoder(folder, device=device, dim=dim, threads=threads)
+        return StaticEncoder(folder, dim=dim)
     kernel = choose_attention(device, dtype, attention)
     return _open_transformer(
         folder, dtype=dtype, device=device, threads=threads, kernel=kernel, pooling=pooling, dim=dim,
@@ -126,7 +132,9 @@ def resolve_device(requested: str | None) -> str:
         there = ", ".join(["cpu", *(f"cuda:{i}" for i in range(count))])
         raise UsageError(f"--device: {requested} is not here; there is: {there}", hint="embedctl doctor")
     if device.type not in ("cpu", "cuda", "mps", "xpu"):
-        raise UsageError(f"--device: {requested} is not one that embedctl runs on", hint="--device cpu  or  --device cuda:0")
+        raise UsageError(
+            f"--device: {requested} is not one that embedctl runs on", hint="--device cpu  or  --device cuda:0"
+        )
     return str(device)
 
 

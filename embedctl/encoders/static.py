@@ -26,7 +26,7 @@ class StaticEncoder:
     deterministic = True
     padded = False
 
-    def __init__(self, folder: ModelFolder, *, device: str = "cpu", dim: int | None = None, threads: int | None = None) -> None:  # noqa: ARG002
+    def __init__(self, folder: ModelFolder, *, dim: int | None = None) -> None:
         """:raises ModelError: the table cannot be read."""
         self._folder = folder
         self.dim = dim or folder.output_dim
@@ -89,8 +89,10 @@ class StaticEncoder:
 
     def describe(self) -> Mapping[str, Any]:
         """See `Encoder.describe`."""
-        return {"engine": "static", "device": "cpu", "dtype": "float32", "threads": 1, "dim": self.dim, "compile": False,
-                "attention": "none", "attention_reason": "a static model has none", "notes": list(self._folder.notes)}  # fmt: skip
+        return {
+            "engine": "static", "device": "cpu", "dtype": "float32", "threads": 1, "dim": self.dim, "compile": False,
+            "attention": "none", "attention_reason": "a static model has none", "notes": list(self._folder.notes),
+        }  # fmt: skip
 
     def close(self) -> None:
         """See `Encoder.close`."""

@@ -21,7 +21,9 @@ Step = Callable[[Tensor], Tensor]
 class Tail:
     """Callable: hidden (T, E) and cu_seqlens int64 (N + 1,), both on `device`, to float32 (N, dim)."""
 
-    def __init__(self, folder: ModelFolder, *, device: str, pooling: str | None, dim: int, num_prompt_tokens: int) -> None:
+    def __init__(
+        self, folder: ModelFolder, *, device: str, pooling: str | None, dim: int, num_prompt_tokens: int
+    ) -> None:
         """`pooling` replaces the folder's modes. :raises ModelError: weights of a module are broken."""
         self.dim = dim
         self._full = folder.width(pooling)
@@ -73,4 +75,3 @@ def _step(module: Module, device: str, allow_pickle: bool) -> Step:
         )  # fmt: skip
     except ModelError as exc:
         raise ModelError(f"{module.path}: {exc}") from exc
-

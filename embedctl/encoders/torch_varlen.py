@@ -80,7 +80,8 @@ def positions_of(model: nn.Module, batch: Batch) -> np.ndarray:
         return np.arange(batch.num_tokens, dtype=np.int64) - starts
     counted = batch.input_ids_T != pad
     total = np.concatenate(([0], np.cumsum(counted, dtype=np.int64)))
-    return (total[1:] - total[starts]) * counted + pad
+    positions: np.ndarray = (total[1:] - total[starts]) * counted + pad
+    return positions
 
 
 def position_padding(model: nn.Module) -> int | None:

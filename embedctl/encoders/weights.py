@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
+from logging import CRITICAL
 from pathlib import Path
 
 import torch
@@ -48,7 +49,7 @@ def load_transformer(folder: ModelFolder, *, dtype: str, device: str, attention:
     missing = [key for key in info["missing_keys"] if not any(part in key for part in _SPARE)]
     if missing:
         raise ModelError(
-            f"{folder.path}: {len(missing)} tensors are missing from its weights (first: {sorted(missing)[0]})",
+            f"{folder.path}: {len(missing)} tensors are missing from its weights (first: {min(missing)})",
             hint="download the model again; if it runs its own code, --trust-remote-code",
         )
     loaded: nn.Module = model.eval()
@@ -114,8 +115,8 @@ def _quiet() -> Iterator[None]:
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
+    logging.set_verbosity(CRITICAL)
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -123,7 +124,7 @@ def _quiet() -> Iterator[None]:
     finally:
         logging.set_verbosity(verbosity)
         if bars:
-            logging.enable_progress_bar()
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _first_line(exc: BaseException) -> str:

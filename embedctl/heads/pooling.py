@@ -49,9 +49,7 @@ def _rows(hidden_TE: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
     return picked.masked_fill((lengths == 0).unsqueeze(1), 0.0)
 
 
-def _counted(
-    x_TE: Tensor, cu_seqlens: Tensor, lengths: Tensor, num_skipped: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _counted(x_TE: Tensor, cu_seqlens: Tensor, lengths: Tensor, num_skipped: int) -> tuple[Tensor, Tensor, Tensor]:
     """(the tokens that count, how many a sequence, the place of each in its sequence)."""
     starts = torch.repeat_interleave(cu_seqlens[:-1], lengths, output_size=x_TE.shape[0])
     positions = torch.arange(x_TE.shape[0], device=x_TE.device) - starts

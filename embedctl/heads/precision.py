@@ -66,8 +66,11 @@ def _buckets(x: np.ndarray, vector_type: str, ranges: np.ndarray | None) -> np.n
         raise UsageError(f"--vector-type {vector_type}: no ranges were found for it")
     ends = np.asarray(ranges, dtype=np.float32)
     if ends.shape != (2, x.shape[1]):
-        raise UsageError(f"--vector-type {vector_type}: ranges have shape {ends.shape}, the vectors need (2, {x.shape[1]})")
+        raise UsageError(
+            f"--vector-type {vector_type}: ranges have shape {ends.shape}, the vectors need (2, {x.shape[1]})"
+        )
     steps = (ends[1] - ends[0]) / 255
     steps = np.where(steps == 0, 1, steps).astype(np.float32)
     levels = np.clip(np.floor((x - ends[0]) / steps), 0, 255)
-    return levels.astype(np.uint8) if vector_type == "uint8" else (levels - 128).astype(np.int8)
+    stored: np.ndarray = levels.astype(np.uint8) if vector_type == "uint8" else (levels - 128).astype(np.int8)
+    return stored

@@ -18,15 +18,24 @@ class DenseLayer(nn.Module):
     """activation(x W^T + b), plus x or its projection when residual."""
 
     def __init__(
-        self, weights: Mapping[str, Tensor], *, in_features: int, out_features: int, bias: bool, activation: str, residual: bool
+        self,
+        weights: Mapping[str, Tensor],
+        *,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        activation: str,
+        residual: bool,
     ) -> None:
         """:raises ModelError: an activation that is not torch's own, or weights of another shape."""
         super().__init__()
         self.linear = nn.Linear(in_features, out_features, bias=bias)
         self.activation = _activation(activation)
         self.residual = residual
-        self.projected = nn.Linear(in_features, out_features, bias=False) if residual and in_features != out_features else None
-        named = {"linear.weight": self.linear.weight}
+        self.projected = (
+            nn.Linear(in_features, out_features, bias=False) if residual and in_features != out_features else None
+        )
+        named: dict[str, Tensor] = {"linear.weight": self.linear.weight}
         if bias:
             named["linear.bias"] = self.linear.bias
         if self.projected is not None:
@@ -60,7 +69,7 @@ def normalize(x: Tensor) -> Tensor:
     return nn.functional.normalize(x, p=2.0, dim=-1)
 
 
-def _fill(parameters: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> None:
+def _fill(parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
     for name, parameter in parameters.items():
         given = weights.get(name)
         if given is None or given.shape != parameter.shape:

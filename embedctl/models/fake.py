@@ -27,7 +27,9 @@ def fake_options(name: str) -> FakeOptions:
     for item in filter(None, name.partition(":")[2].split(",")):
         key, _, value = item.partition("=")
         if key not in known or not value.isdigit():
-            raise ModelError(f"--model: {item!r} is not an option of the fake model; it has: {', '.join(known)}", hint="fake:dim=16")
+            raise ModelError(
+                f"--model: {item!r} is not an option of the fake model; it has: {', '.join(known)}", hint="fake:dim=16"
+            )
         options[key] = int(value)
     if options.get("dim", 1) < 1 or options.get("max_length", 3) < 3:
         raise ModelError("--model: the fake model needs dim of at least 1 and max_length of at least 3")

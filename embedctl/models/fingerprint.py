@@ -71,5 +71,3 @@ def _remember(path: Path, digest: str) -> None:
         Path(file.name).replace(path)
     except OSError:
         pass
-
-

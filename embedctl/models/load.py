@@ -128,5 +128,6 @@ def _not_found(name: str, entry: known.KnownModel | None, why: str) -> ModelErro
     if entry is None and near:
         return ModelError(f"--model: {name} {why}; near names: {', '.join(near)}", hint=f"--model {near[0]}")
     return ModelError(
-        f"--model: {name} {why}", hint="pip install 'embedctl[hub]' for models of the hub, or give a folder; embedctl models"
+        f"--model: {name} {why}",
+        hint="pip install 'embedctl[hub]' for models of the hub, or give a folder; embedctl models",
     )

@@ -25,7 +25,11 @@ _LEGACY_MODES = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_OTHER_KINDS = {"SparseEncoder": "a sparse encoder", "CrossEncoder": "a reranker", "MultiVectorEncoder": "late interaction"}
+_OTHER_KINDS = {
+    "SparseEncoder": "a sparse encoder",
+    "CrossEncoder": "a reranker",
+    "MultiVectorEncoder": "late interaction",
+}
 _OWN = ("sentence_transformers.", "pylate.")
 
 
@@ -75,9 +79,12 @@ def _sentence_transformers(start: ModelFolder, root: Path) -> ModelFolder:
         folder = _static(folder, first.path)
     else:
         raise _unknown(first, root)
+    static = folder.kind == "static"
     modules: list[Module] = list(folder.modules)
     for entry in rest:
-        module = _module(entry, root, folder.allow_pickle, pooled=any(isinstance(m, Pooling) for m in modules))
+        module = _module(
+            entry, root, folder.allow_pickle, pooled=static or any(isinstance(m, Pooling) for m in modules)
+        )
         if module is not None:
             modules.append(module)
     if folder.kind == "transformer" and not any(isinstance(m, Pooling) for m in modules):
@@ -107,7 +114,9 @@ def _settings(folder: ModelFolder, root: Path) -> ModelFolder:
     prompts = {str(k): str(v or "") for k, v in prompts.items()}
     default = config.get("default_prompt_name")
     if default is not None and default not in prompts:
-        raise ModelError(f"{path}: default_prompt_name {default!r} is not among prompts ({', '.join(prompts) or 'none'})")
+        raise ModelError(
+            f"{path}: default_prompt_name {default!r} is not among prompts ({', '.join(prompts) or 'none'})"
+        )
     return replace(
         folder,
         prompts=prompts,
@@ -226,7 +235,7 @@ def _check_widths(folder: ModelFolder, root: Path) -> None:
             width = module.out_features
         elif isinstance(module, LayerNorm) and module.dimension != width:
             raise ModelError(f"{module.path}: takes {module.dimension} numbers, the module before gives {width}")
-    if folder.truncate_dim is not None and not 0 < folder.truncate_dim:
+    if folder.truncate_dim is not None and not folder.truncate_dim > 0:
         raise ModelError(f"{root}: truncate_dim is {folder.truncate_dim!r}, expected a number above 0")
 
 

@@ -32,7 +32,9 @@ _UNPLACED = frozenset({"t5", "mt5", "umt5", "xlnet", "deberta-v2", "deberta", "b
 def read_transformer(folder: ModelFolder, path: Path, settings: Mapping[str, Any], *, plain: bool) -> ModelFolder:
     """See the module. :raises ModelError: broken or not understood."""
     if (path / "adapter_config.json").is_file():
-        raise ModelError(f"{path}: a PEFT adapter, not a whole model", hint="merge it into its base model and save that")
+        raise ModelError(
+            f"{path}: a PEFT adapter, not a whole model", hint="merge it into its base model and save that"
+        )
     config = files.read_object(path / "config.json")
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
@@ -68,7 +70,12 @@ def _with_default_pooling(folder: ModelFolder, config: Mapping[str, Any]) -> Mod
 
 def _check_custom_code(folder: ModelFolder, path: Path, config: Mapping[str, Any], model_type: str) -> None:
     custom = config.get("auto_map")
-    if isinstance(custom, dict) and "AutoModel" in custom and model_type not in _UPSTREAMED and not folder.trust_remote_code:
+    if (
+        isinstance(custom, dict)
+        and "AutoModel" in custom
+        and model_type not in _UPSTREAMED
+        and not folder.trust_remote_code
+    ):
         raise ModelError(
             f"{path / 'config.json'}: this model runs its own code ({custom['AutoModel']})",
             hint="read that code, then add --trust-remote-code",
@@ -120,7 +127,9 @@ def _max_seq_length(
     if positions is None or length <= positions:
         return length, ()
     if settings.get("max_seq_length"):
-        return positions, (f"{folder.name} asks for {length} tokens but has positions for {positions}: {positions} is used",)
+        return positions, (
+            f"{folder.name} asks for {length} tokens but has positions for {positions}: {positions} is used",
+        )
     return positions, ()
 
 

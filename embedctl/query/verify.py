@@ -23,11 +23,11 @@ from embedctl.job.duplicates import find
 from embedctl.job.report import open_existing
 from embedctl.ledger.segments import Ledger
 from embedctl.plan import Plan
-from embedctl.records import Batch, Window, WindowRecord
+from embedctl.records import Batch, Units, Window, WindowRecord
 from embedctl.sinks.parquet import ParquetSink
 from embedctl.sources.files import STDIN
 from embedctl.spec import JobSpec
-from embedctl.stages.prepare import prepare
+from embedctl.stages.prepare import Prepared, prepare
 from embedctl.stages.windows import WindowReader
 from embedctl.storage import LocalStorage
 
@@ -174,10 +174,11 @@ def _sample(plan: Plan, storage: LocalStorage, sink: ParquetSink, records: Seque
         for record in chosen:
             ready = prepare(_window_again(plan, record, records), rules, 1)
             stored = _stored(storage, record)
-            units = [u for u in range(len(ready.units.document)) if _name(ready.window, ready.units, u) in stored]
-            for unit in chance.choice(units, min(-(-sample // len(chosen)), len(units)), replace=False).tolist():
-                vector = _alone(reference, ready.units, int(unit))
-                worst = min(worst, _likeness(plan, vector, stored[_name(ready.window, ready.units, int(unit))]))
+            named = {name: units for name, units in _named(plan, ready).items() if name in stored}
+            count = min(-(-sample // len(chosen)), len(named))
+            for i in chance.choice(len(named), count, replace=False).tolist():
+                name, units = list(named.items())[i]
+                worst = min(worst, _likeness(plan, _reference(plan, reference, ready.units, units), stored[name]))
                 seen += 1
     except (SourceError, UsageError) as exc:
         return Check(name="sample", ok=None, detail=f"not checked: {exc}")
@@ -208,11 +209,25 @@ def _stored(storage: LocalStorage, record: WindowRecord) -> dict[tuple[str, int]
     return {(i, c): vectors[n] for n, (i, c) in enumerate(zip(ids, chunks, strict=True))}
 
 
-def _name(window: Window, units: Any, unit: int) -> tuple[str, int]:
-    return window.ids[int(units.document[unit])], int(units.number[unit])
+def _named(plan: Plan, ready: Prepared) -> dict[tuple[str, int], list[int]]:
+    """(id, chunk number) -> its units: one, or all of the row's where their vectors are pooled."""
+    out: dict[tuple[str, int], list[int]] = {}
+    for unit, (row, number) in enumerate(zip(ready.units.document.tolist(), ready.units.number.tolist(), strict=True)):
+        out.setdefault((ready.window.ids[row], 0 if plan.spec["chunk_pool"] else number), []).append(unit)
+    return out
 
 
-def _alone(encoder: Encoder, units: Any, unit: int) -> np.ndarray:
+def _reference(plan: Plan, encoder: Encoder, units: Units, chosen: Sequence[int]) -> np.ndarray:
+    """float32 (C,): each unit alone, pooled where the job pools."""
+    vectors = np.stack([_alone(encoder, units, unit) for unit in chosen])
+    pool = wiring.vector_rules(plan, lambda _: None).pool
+    if pool is None:
+        return vectors[0]
+    lengths = units.tokenized.lengths[units.sequence[list(chosen)]]
+    return pool(vectors, np.zeros(len(chosen), dtype=np.int64), lengths)[0]
+
+
+def _alone(encoder: Encoder, units: Units, unit: int) -> np.ndarray:
     """One unit, in a batch of its own, in float32."""
     sequence = int(units.sequence[unit])
     begin, end = int(units.tokenized.offsets[sequence]), int(units.tokenized.offsets[sequence + 1])

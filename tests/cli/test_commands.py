@@ -1,4 +1,7 @@
-"""The commands end to end, in processes of their own, on a small corpus and the encoder that needs no weights."""
+"""The commands end to end on a small corpus and the encoder that needs no weights.
+
+`embedctl` runs in a process of its own; `here`, in this one, saves the time of importing torch again.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,26 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedctl.cli import inventory
+from embedctl.cli.app import main
 
 SUMMARY_KEYS = [
     "version", "status", "exit_code", "destination", "recipe", "rows",
     "units", "tokens", "truncated", "padding", "seconds",
 ]  # fmt: skip
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, capsys):
+    """Like `embedctl`, from the same empty folder, in this process."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
+        capsys.readouterr()
+        code = main([str(arg) for arg in args])
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(args, code, said.out, said.err)
+
+    return run
 
 
 @pytest.fixture
@@ -44,17 +62,17 @@ def test_embed_says_where_the_vectors_are(embedctl, good):
     assert pq.read_table(good.parent / "good.embeddings").num_rows == 12
 
 
-def test_a_finished_job_is_a_no_op(embedctl, good):
-    assert embedctl("embed", good, "--model", "fake", "--to", "out").returncode == 0
+def test_a_finished_job_is_a_no_op(here, good):
+    assert here("embed", good, "--model", "fake", "--to", "out").returncode == 0
     before = {p: p.stat().st_mtime_ns for p in (good.parent / "out").glob("*.parquet")}
-    again = embedctl("embed", good, "--model", "fake", "--to", "out", "--json")
+    again = here("embed", good, "--model", "fake", "--to", "out", "--json")
     assert again.returncode == 0
     assert json.loads(again.stdout)["rows"]["read"] == 12
     assert {p: p.stat().st_mtime_ns for p in (good.parent / "out").glob("*.parquet")} == before
 
 
-def test_dead_rows_are_told_with_the_next_command(embedctl, corpus):
-    done = embedctl("embed", corpus, "--model", "fake", "--to", "out")
+def test_dead_rows_are_told_with_the_next_command(here, corpus):
+    done = here("embed", corpus, "--model", "fake", "--to", "out")
     assert done.returncode == 3, done.stderr
     assert "12 read = 10 written + 2 dead" in done.stderr
     assert "  try: embedctl status out --dead; after a fix: embedctl retry out\n" in done.stderr
@@ -71,14 +89,14 @@ def test_json_is_one_object_with_the_documented_keys(embedctl, corpus):
     assert len(Path(corpus.parent, summary["dead_letters"]).read_text(encoding="utf-8").splitlines()) == 2
 
 
-def test_every_json_key_is_in_the_readme(embedctl, corpus, root):
-    summary = json.loads(embedctl("embed", corpus, "--model", "fake", "--json").stdout)
+def test_every_json_key_is_in_the_readme(here, corpus, root):
+    summary = json.loads(here("embed", corpus, "--model", "fake", "--json").stdout)
     text = (root / "README.md").read_text(encoding="utf-8")
     assert [key for key in summary if f"`{key}`" not in text] == []
 
 
-def test_quiet_says_nothing_on_stderr(embedctl, good):
-    done = embedctl("embed", good, "--model", "fake", "--to", "out", "--quiet")
+def test_quiet_says_nothing_on_stderr(here, good):
+    done = here("embed", good, "--model", "fake", "--to", "out", "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "out\n", "")
 
 
@@ -112,62 +130,62 @@ def test_a_bar_on_a_terminal(good):
     assert b"12 read = 12 written" in seen
 
 
-def test_plan_writes_nothing(embedctl, good):
-    done = embedctl("plan", good, "--model", "fake", "--json")
+def test_plan_writes_nothing(here, good):
+    done = here("plan", good, "--model", "fake", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["rows"] == 12
     assert {"mean", "p50", "p95", "max"} <= report["tokens"].keys()
     assert sorted(p.name for p in good.parent.iterdir()) == ["good.parquet"]
-    assert re.search(r"^rows +12$", embedctl("plan", good, "--model", "fake").stdout, re.MULTILINE)
+    assert re.search(r"^rows +12$", here("plan", good, "--model", "fake").stdout, re.MULTILINE)
 
 
-def test_status_and_its_dead_letters(embedctl, corpus):
-    embedctl("embed", corpus, "--model", "fake", "--to", "out")
-    report = json.loads(embedctl("status", "out", "--json").stdout)
+def test_status_and_its_dead_letters(here, corpus):
+    here("embed", corpus, "--model", "fake", "--to", "out")
+    report = json.loads(here("status", "out", "--json").stdout)
     assert (report["status"], report["rows"]["dead"], report["locks"]) == ("done", 2, [])
-    letters = json.loads(embedctl("status", "out", "--dead", "--json").stdout)["dead_letters"]
+    letters = json.loads(here("status", "out", "--dead", "--json").stdout)["dead_letters"]
     assert [letter["id"] for letter in letters] == ["r3", "r7"]
-    assert "corpus.parquet" in embedctl("status", "out", "--dead").stdout
+    assert "corpus.parquet" in here("status", "out", "--dead").stdout
 
 
-def test_status_of_nothing(embedctl):
-    done = embedctl("status", "nowhere")
+def test_status_of_nothing(here):
+    done = here("status", "nowhere")
     assert done.returncode == 2
     assert done.stderr == "error: nowhere: no embeddings made by embedctl there\n  try: embedctl embed corpus.parquet\n"
 
 
-def test_verify(embedctl, good):
-    embedctl("embed", good, "--model", "fake", "--to", "out")
-    done = embedctl("verify", "out", "--json")
+def test_verify(here, good):
+    here("embed", good, "--model", "fake", "--to", "out")
+    done = here("verify", "out", "--json")
     report = json.loads(done.stdout)
     assert (done.returncode, report["ok"]) == (0, True), done.stdout
-    assert embedctl("verify", "out").stdout.endswith("all checks passed\n")
+    assert here("verify", "out").stdout.endswith("all checks passed\n")
 
 
-def test_verify_finds_a_lost_part(embedctl, good):
-    embedctl("embed", good, "--model", "fake", "--to", "out")
+def test_verify_finds_a_lost_part(here, good):
+    here("embed", good, "--model", "fake", "--to", "out")
     next((good.parent / "out").glob("*.parquet")).unlink()
-    done = embedctl("verify", "out")
+    done = here("verify", "out")
     assert done.returncode == 11
     assert "FAILED" in done.stdout
     assert done.stdout.endswith("verify failed\n")
 
 
-def test_retry_after_a_fix(embedctl, corpus):
-    embedctl("embed", corpus, "--model", "fake", "--to", "out")
+def test_retry_after_a_fix(here, corpus):
+    here("embed", corpus, "--model", "fake", "--to", "out")
     mended = pq.read_table(corpus).set_column(1, "text", pa.array([f"text number {n}" for n in range(12)]))
     pq.write_table(mended, corpus)
-    done = embedctl("retry", "out", "--json")
+    done = here("retry", "out", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rows"]["written"] == 12
 
 
-def test_models(embedctl):
-    rows = json.loads(embedctl("models", "--json").stdout)["models"]
+def test_models(here):
+    rows = json.loads(here("models", "--json").stdout)["models"]
     assert {"name", "here", "dim", "hub_id"} <= rows[0].keys()
     assert "all-MiniLM-L6-v2" in [row["name"] for row in rows]
-    assert embedctl("models").stdout.splitlines()[0].split()[:2] == ["name", "here"]
+    assert here("models").stdout.splitlines()[0].split()[:2] == ["name", "here"]
 
 
 def test_doctor(embedctl):
@@ -191,7 +209,7 @@ def test_a_missing_source(embedctl):
     assert "nowhere.parquet" in done.stderr
 
 
-def test_an_unknown_model_names_the_nearest(embedctl, good):
-    done = embedctl("embed", good, "--model", "all-MiniLM-L6-v3")
+def test_an_unknown_model_names_the_nearest(here, good):
+    done = here("embed", good, "--model", "all-MiniLM-L6-v3")
     assert done.returncode == 2
     assert "all-MiniLM-L6-v2" in done.stderr

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from embedctl.encoders.attention import Group, Packed, UnsupportedAttention, choose_attention, groups_of, packed_attention
+from embedctl.encoders.attention import (
+    Group,
+    Packed,
+    UnsupportedAttention,
+    choose_attention,
+    groups_of,
+    packed_attention,
+)
 from embedctl.errors import UsageError
 
 
@@ -33,10 +42,12 @@ def test_equals_plain_softmax(causal: bool, window: int | None, kv_heads: int) -
     cu = np.concatenate(([0], np.cumsum(lengths)))
     q, k, v = (torch.randn(1, h, cu[-1], 8) for h in (4, kv_heads, kv_heads))
     packed = Packed(cu_seqlens=torch.from_numpy(cu), groups=groups_of(cu), max_seqlen=9)
-    out, _ = packed_attention(torch.nn.Module(), q, k, v, None, scaling=0.3, is_causal=causal, sliding_window=window, packed=packed)
+    out, _ = packed_attention(
+        torch.nn.Module(), q, k, v, None, scaling=0.3, is_causal=causal, sliding_window=window, packed=packed
+    )
     assert out.shape == (1, cu[-1], 4, 8)
     assert packed.calls == 1
-    for a, b in zip(cu[:-1], cu[1:], strict=True):
+    for a, b in itertools.pairwise(cu):
         part = [x[0, :, a:b].transpose(0, 1) for x in (q, k, v)]
         expected = plain(*part, scale=0.3, causal=causal, window=window)
         assert torch.allclose(out[0, a:b], expected, atol=1e-6)

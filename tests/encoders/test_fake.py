@@ -69,6 +69,6 @@ def test_fake_needs_neither_torch_nor_transformers() -> None:
     code = (
         "import sys; from embedctl.models.load import find_model; from embedctl.encoders.fake import FakeEncoder;"
         "f = find_model('fake:dim=384'); assert f.output_dim == 384; FakeEncoder(f.name); f.fingerprint();"
-        "bad = [m for m in ('torch', 'transformers', 'huggingface_hub') if m in sys.modules]; sys.exit(str(bad) if bad else 0)"
+        "bad = {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules); sys.exit(str(bad) if bad else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

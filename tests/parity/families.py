@@ -21,17 +21,30 @@ from embedctl.records import Batch
 VOCAB = 120
 CLS, PAD, SEP, UNK = 0, 1, 2, 3
 TEXTS = [
-    "w5", "w6 w7", "w8 w9", "w10 w11 w12", "w90 w4 w90 w4", "w13 w14 w15 w16 w17",
-    " ".join(f"w{5 + i % 100}" for i in range(30)), " ".join(f"w{5 + (i * 7) % 100}" for i in range(45)),
+    "w5",
+    "w6 w7",
+    "w8 w9",
+    "w10 w11 w12",
+    "w90 w4 w90 w4",
+    "w13 w14 w15 w16 w17",
+    " ".join(f"w{5 + i % 100}" for i in range(30)),
+    " ".join(f"w{5 + (i * 7) % 100}" for i in range(45)),
     " ".join(f"w{5 + (i * 3) % 100}" for i in range(45)),
-]  # fmt: skip
+]
 
 
 def _small(**extra: Any) -> dict[str, Any]:
     return {
-        "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,
-        "max_position_embeddings": 80, "pad_token_id": PAD, "initializer_range": 0.3, **extra,
-    }  # fmt: skip
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 80,
+        "pad_token_id": PAD,
+        "initializer_range": 0.3,
+        **extra,
+    }
 
 
 def _decoder(**extra: Any) -> dict[str, Any]:
@@ -47,7 +60,14 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "camembert": lambda: T.CamembertConfig(**_small()),
     "electra": lambda: T.ElectraConfig(**_small(embedding_size=24)),
     "distilbert": lambda: T.DistilBertConfig(
-        vocab_size=VOCAB, dim=32, n_layers=3, n_heads=4, hidden_dim=48, max_position_embeddings=80, pad_token_id=PAD, initializer_range=0.3
+        vocab_size=VOCAB,
+        dim=32,
+        n_layers=3,
+        n_heads=4,
+        hidden_dim=48,
+        max_position_embeddings=80,
+        pad_token_id=PAD,
+        initializer_range=0.3,
     ),
     "albert": lambda: T.AlbertConfig(**_small(embedding_size=16)),
     "nomic_bert": lambda: T.NomicBertConfig(**_small()),
@@ -56,7 +76,14 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "jina_embeddings_v3": lambda: T.JinaEmbeddingsV3Config(**_small()),
     "clip_text_model": lambda: T.CLIPTextConfig(**_small(bos_token_id=CLS, eos_token_id=SEP, projection_dim=32)),
     "modernbert": lambda: T.ModernBertConfig(
-        **_small(local_attention=16, global_attn_every_n_layers=3, bos_token_id=CLS, eos_token_id=SEP, cls_token_id=CLS, sep_token_id=SEP)
+        **_small(
+            local_attention=16,
+            global_attn_every_n_layers=3,
+            bos_token_id=CLS,
+            eos_token_id=SEP,
+            cls_token_id=CLS,
+            sep_token_id=SEP,
+        )
     ),
     "qwen2": lambda: T.Qwen2Config(**_decoder()),
     "qwen2-window": lambda: T.Qwen2Config(**_decoder(use_sliding_window=True, sliding_window=8, max_window_layers=1)),
@@ -66,29 +93,63 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "mistral": lambda: T.MistralConfig(**_decoder(sliding_window=None)),
     "mistral-window": lambda: T.MistralConfig(**_decoder(sliding_window=8)),
     "gemma3": lambda: T.Gemma3TextConfig(
-        **_decoder(head_dim=8, sliding_window=16, query_pre_attn_scalar=8, layer_types=["sliding_attention", "full_attention", "sliding_attention"])
+        **_decoder(
+            head_dim=8,
+            sliding_window=16,
+            query_pre_attn_scalar=8,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        )
     ),
     "gemma3-bidirectional": lambda: T.Gemma3TextConfig(
         **_decoder(
-            head_dim=8, sliding_window=16, query_pre_attn_scalar=8, use_bidirectional_attention=True,
+            head_dim=8,
+            sliding_window=16,
+            query_pre_attn_scalar=8,
+            use_bidirectional_attention=True,
             layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         )
     ),
     "mpnet": lambda: T.MPNetConfig(**_small()),
     "deberta-v2": lambda: T.DebertaV2Config(
-        **_small(relative_attention=True, position_buckets=16, pos_att_type=["p2c", "c2p"], norm_rel_ebd="layer_norm", share_att_key=True)
+        **_small(
+            relative_attention=True,
+            position_buckets=16,
+            pos_att_type=["p2c", "c2p"],
+            norm_rel_ebd="layer_norm",
+            share_att_key=True,
+        )
     ),
-    "deberta-v2-conv": lambda: T.DebertaV2Config(**_small(relative_attention=True, conv_kernel_size=3, pos_att_type=["p2c", "c2p"])),
+    "deberta-v2-conv": lambda: T.DebertaV2Config(
+        **_small(relative_attention=True, conv_kernel_size=3, pos_att_type=["p2c", "c2p"])
+    ),
     "t5": lambda: T.T5Config(
-        vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=48, num_layers=3, num_heads=4, pad_token_id=PAD, eos_token_id=SEP, decoder_start_token_id=PAD
+        vocab_size=VOCAB,
+        d_model=32,
+        d_kv=8,
+        d_ff=48,
+        num_layers=3,
+        num_heads=4,
+        pad_token_id=PAD,
+        eos_token_id=SEP,
+        decoder_start_token_id=PAD,
     ),
     "ernie": lambda: T.ErnieConfig(**_small()),
     "convbert": lambda: T.ConvBertConfig(**_small(embedding_size=32, head_ratio=2)),
     "roformer": lambda: T.RoFormerConfig(**_small(embedding_size=32)),
     "phi3": lambda: T.Phi3Config(**_decoder()),
-    "gpt2": lambda: T.GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=3, n_head=4, n_positions=80, pad_token_id=PAD, initializer_range=0.3),
-}  # fmt: skip
-PACKED = frozenset(FAMILIES) - {"clip_text_model", "mpnet", "deberta-v2", "deberta-v2-conv", "t5", "convbert", "roformer"}
+    "gpt2": lambda: T.GPT2Config(
+        vocab_size=VOCAB, n_embd=32, n_layer=3, n_head=4, n_positions=80, pad_token_id=PAD, initializer_range=0.3
+    ),
+}
+PACKED = frozenset(FAMILIES) - {
+    "clip_text_model",
+    "mpnet",
+    "deberta-v2",
+    "deberta-v2-conv",
+    "t5",
+    "convbert",
+    "roformer",
+}
 
 
 def tiny_tokenizer() -> Tokenizer:
@@ -126,9 +187,16 @@ def save_transformer(family: str, folder: Path) -> None:
 
 
 def save_folder(
-    family: str, folder: Path, *, modes: tuple[str, ...] = ("mean",), include_prompt: bool = True, normalize: bool = True,
-    dense: tuple[Any, ...] = (), settings: dict[str, Any] | None = None, bert_config: dict[str, Any] | None = None,
-) -> Path:  # fmt: skip
+    family: str,
+    folder: Path,
+    *,
+    modes: tuple[str, ...] = ("mean",),
+    include_prompt: bool = True,
+    normalize: bool = True,
+    dense: tuple[Any, ...] = (),
+    settings: dict[str, Any] | None = None,
+    bert_config: dict[str, Any] | None = None,
+) -> Path:
     """A whole sentence-transformers folder. `dense`: modules of theirs, each with `save`, put after the pooling."""
     save_transformer(family, folder)
     names = ["Transformer", "Pooling", *(type(d).__name__ for d in dense), *(["Normalize"] if normalize else [])]
@@ -138,7 +206,9 @@ def save_folder(
         for i, (n, p) in enumerate(zip(names, paths, strict=True))
     ]
     write_json(folder / "modules.json", listed)
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 64, "do_lower_case": False, **(bert_config or {})})
+    write_json(
+        folder / "sentence_bert_config.json", {"max_seq_length": 64, "do_lower_case": False, **(bert_config or {})}
+    )
     write_json(folder / "config_sentence_transformers.json", settings or {})
     pooling = {"embedding_dimension": 32, "pooling_mode": list(modes), "include_prompt": include_prompt}
     write_json(folder / paths[1] / "config.json", pooling)
@@ -177,14 +247,19 @@ def one_by_one(encoder: Any, sequences: list[list[int]]) -> np.ndarray:
     return np.concatenate([encode(encoder, [s]) for s in sequences])
 
 
-def reference(folder: Path, sequences: list[list[int]], *, prompt_length: int | None = None, dim: int | None = None) -> np.ndarray:
-    """sentence-transformers in float32 on the same token ids, one sequence at a time: tokenizers are held to it elsewhere."""
+def reference(
+    folder: Path, sequences: list[list[int]], *, prompt_length: int | None = None, dim: int | None = None
+) -> np.ndarray:
+    """sentence-transformers in float32 on the same token ids, one sequence at a time."""
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(folder), device="cpu", local_files_only=True).eval()
     vectors = []
     for ids in sequences:
-        features: dict[str, Any] = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones((1, len(ids)), dtype=torch.long)}
+        features: dict[str, Any] = {
+            "input_ids": torch.tensor([ids]),
+            "attention_mask": torch.ones((1, len(ids)), dtype=torch.long),
+        }
         if prompt_length is not None:
             features["prompt_length"] = prompt_length
         with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Every family, packed, held to sentence-transformers one text at a time, to itself one by one, and to its neighbours."""
+"""Every family, packed, held to sentence-transformers one text at a time, and to itself one by one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def test_family_equals_the_reference(family: str, tmp_path: Path) -> None:
     encoder = open_encoder(find_model(str(folder)), dtype="float32", device="cpu", threads=1)
     sequences = families.tokens_of(families.TEXTS)
     together = families.encode(encoder, sequences)
-    assert encoder.describe()["engine"] == ("torch_varlen" if family in families.PACKED else "padded"), encoder.describe()
+    assert encoder.describe()["engine"] == ("torch_varlen" if family in families.PACKED else "padded"), (
+        encoder.describe()
+    )
     families.assert_close(together, families.one_by_one(encoder, sequences))
     families.assert_close(together, families.reference(folder, sequences))
     equal = [s for s in sequences if len(s) == len(sequences[-1])] * 3

@@ -1,4 +1,4 @@
-"""What stands around the pooling, held to sentence-transformers: every mode, prompts left out, Dense, LayerNorm, dims."""
+"""What stands around the pooling, held to sentence-transformers: modes, prompts left out, Dense, LayerNorm, dims."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def test_prompt_left_out_of_the_pooling(modes: tuple[str, ...], tmp_path: Path) 
 def test_prompt_counts_when_the_folder_says_so(tmp_path: Path) -> None:
     folder = families.save_folder("bert", tmp_path / "m", include_prompt=True)
     sequences = families.tokens_of(families.TEXTS, prompt="w50 ")
-    families.assert_close(families.encode(_open(folder, num_prompt_tokens=2), sequences), families.reference(folder, sequences))
+    families.assert_close(
+        families.encode(_open(folder, num_prompt_tokens=2), sequences), families.reference(folder, sequences)
+    )
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -152,5 +154,7 @@ def test_missing_tensor_is_refused_not_random(tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors.pop("encoder.layer.1.output.dense.weight")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"1 tensors are missing from its weights \(first: encoder.layer.1.output.dense.weight\)"):
+    with pytest.raises(
+        ModelError, match=r"1 tensors are missing from its weights \(first: encoder.layer.1.output.dense.weight\)"
+    ):
         _open(folder)
