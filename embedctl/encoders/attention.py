@@ -120,7 +120,7 @@ def packed_attention(
     """
     if packed is None:
         raise UnsupportedAttention("the model does not hand keywords down to its attention")
-    refused = [name for name in _REFUSED if kwargs.get(name) not in (None, False)]
+    refused = [name for name in _REFUSED if kwargs.get(name) is not None and kwargs[name] is not False]
     if attention_mask is not None:
         refused.append("attention_mask")
     if refused or query.shape[0] != 1 or query.shape[2] != key.shape[2]:
@@ -130,8 +130,16 @@ def packed_attention(
     # transformers counts the token itself in a window: `sliding_window` of 65 reaches 64 tokens back.
     reach = None if sliding_window is None or sliding_window > packed.max_seqlen else sliding_window - 1
     q_THD, k_THD, v_THD = (x[0].transpose(0, 1) for x in (query, key, value))
-    run = {"flash": _flash, "varlen": _varlen}.get(packed.kernel, _by_group)
+    run = (
+        {"flash": _flash, "varlen": _varlen}.get(packed.kernel, _by_group) if _fits_kernels(query, value) else _by_group
+    )
     return run(q_THD, k_THD, v_THD, packed, scaling, causal, reach).unsqueeze(0), None
+
+
+def _fits_kernels(query: Tensor, value: Tensor) -> bool:
+    """Variable-length kernels take half precision and heads of at most 256, a multiple of 8, all of one width."""
+    width = query.shape[-1]
+    return query.dtype in (torch.bfloat16, torch.float16) and width == value.shape[-1] <= 256 and width % 8 == 0
 
 
 def _is_causal(module: nn.Module, asked: bool | None) -> bool:

@@ -18,7 +18,7 @@ from embedctl.encoders.attention import NAME, UnsupportedAttention
 from embedctl.encoders.padded import hidden_by_length, padded_hidden
 from embedctl.encoders.torch_encoder import accepts
 from embedctl.encoders.torch_varlen import packed_hidden
-from embedctl.errors import EncoderError
+from embedctl.errors import EncoderError, ModelError
 from embedctl.records import Batch
 
 _MIN_COSINE = {torch.float32: 1 - 1e-5}
@@ -69,7 +69,6 @@ def set_attention(model: nn.Module, name: str) -> None:
 
 def _batch(model: nn.Module) -> Batch:
     config: Any = model.config
-    embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
     positions = getattr(config, "max_position_embeddings", None)
     positions = positions if isinstance(positions, int) and positions > 0 else 512
     window = getattr(config, "sliding_window", None) or getattr(config, "local_attention", None)
@@ -79,12 +78,23 @@ def _batch(model: nn.Module) -> Batch:
         lengths += [min(8, positions - 8)] * (positions // min(8, positions - 8))
     if isinstance(window, int) and window + 8 <= min(positions - 8, _MAX_POSITIONS):
         lengths.append(window + 8)
-    size = int(embeddings.weight.shape[0])
+    size = _vocabulary(model)
     ids = 5 + (np.arange(sum(lengths), dtype=np.int64) * 7919 + 11) % max(size - 5, 1)
     cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     return Batch(
         input_ids_T=np.minimum(ids, size - 1).astype(np.int32), cu_seqlens=cu_seqlens, units=np.arange(len(lengths))
     )
+
+
+def _vocabulary(model: nn.Module) -> int:
+    """How many token ids the model knows. :raises ModelError: it does not take token ids."""
+    try:
+        embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
+        return int(embeddings.weight.shape[0])
+    except (AttributeError, NotImplementedError) as exc:
+        raise ModelError(
+            f"{type(model).__name__} has no table of token vectors, so it cannot be given token ids"
+        ) from exc
 
 
 def _difference(ours: Tensor, alone: Tensor, how: str) -> str | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from embedctl.errors import ModelError
 from embedctl.models import known
 from embedctl.models.fake import fake_options
+from embedctl.models.files import read_json, read_object
 from embedctl.models.fingerprint import file_sha256
 from embedctl.models.folder import ModelFolder
 from embedctl.models.st_format import read_folder
@@ -40,7 +41,11 @@ def find_model(
             hidden_dim=options.dim, max_seq_length=options.max_length,
         )  # fmt: skip
     root, where = _locate(name, revision, offline=offline or _hub_offline(), allow_pickle=allow_pickle)
-    return read_folder(root, where, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    try:
+        return read_folder(root, where, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OSError) as exc:
+        # A setting of another type than its makers write: rare, many, and all of one kind to a user.
+        raise ModelError(f"{root}: a setting in it is not understood ({type(exc).__name__}: {exc})") from exc
 
 
 def _locate(name: str, revision: str | None, *, offline: bool, allow_pickle: bool) -> tuple[Path, str]:
@@ -102,7 +107,7 @@ def _from_hub(
         cached = Path(snapshot_download(hub_id, revision=revision, local_files_only=True))
         if _complete(cached):
             return cached
-    except (OSError, ValueError):
+    except (OSError, ValueError, KeyError, TypeError, ModelError):
         pass
     if offline:
         raise _not_found(hub_id, entry, "is not on this machine, and the hub may not be asked (offline)")
@@ -118,7 +123,17 @@ def _complete(folder: Path) -> bool:
     has_config = (folder / "modules.json").is_file() or (folder / "config.json").is_file()
     weights = [*folder.glob("*.safetensors"), *folder.glob("*/*.safetensors"), *folder.glob("pytorch_model*.bin")]
     tokenizer = [*folder.glob("tokenizer*.json"), *folder.glob("*/tokenizer*.json"), *folder.glob("vocab*")]
-    return has_config and bool(weights) and bool(tokenizer)
+    if not (has_config and weights and tokenizer):
+        return False
+    named = {folder / str(name) for index in folder.glob("*.index.json") for name in _values(index, "weight_map")}
+    listed = read_json(folder / "modules.json", missing_ok=True) or []
+    needed = ("Pooling", "Dense", "LayerNorm")
+    settings = {folder / m["path"] / "config.json" for m in listed if str(m["type"]).endswith(needed)}
+    return all(path.is_file() for path in named | settings)
+
+
+def _values(path: Path, key: str) -> list[object]:
+    return list((read_object(path).get(key) or {}).values())
 
 
 def _not_found(name: str, entry: known.KnownModel | None, why: str) -> ModelError:

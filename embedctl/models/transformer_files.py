@@ -134,7 +134,7 @@ def _max_seq_length(
 
 
 def _hidden_dim(path: Path, config: Mapping[str, Any]) -> int:
-    for key in ("hidden_size", "d_model", "dim", "n_embd"):
+    for key in ("hidden_size", "d_model", "dim", "n_embd", "emb_dim"):
         if isinstance(config.get(key), int):
             return int(config[key])
     raise ModelError(f"{path / 'config.json'}: no hidden_size, so the width of its vectors is unknown")

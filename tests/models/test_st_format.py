@@ -257,3 +257,19 @@ def test_widths_must_meet(folder: Path) -> None:
 
 def test_not_a_model_folder(tmp_path: Path) -> None:
     refused(tmp_path, "neither modules.json nor config.json; this is not a model folder")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("sentence_bert_config.json", {"max_seq_length": "many"}),
+        ("sentence_bert_config.json", {"processing_kwargs": [1]}),
+        ("sentence_bert_config.json", {"modality_config": ["text"]}),
+        ("config.json", {"architectures": 5}),
+        ("config_sentence_transformers.json", {"truncate_dim": "small"}),
+        ("1_Pooling/config.json", {"pooling_mode": 3}),
+    ],
+)
+def test_settings_of_another_type(folder: Path, name: str, changes: dict[str, Any]) -> None:
+    edit(folder / name, **changes)
+    refused(folder, str(folder))

@@ -135,6 +135,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "ernie": lambda: T.ErnieConfig(**_small()),
     "convbert": lambda: T.ConvBertConfig(**_small(embedding_size=32, head_ratio=2)),
+    "gemma2": lambda: T.Gemma2Config(**_decoder(head_dim=8, sliding_window=8, query_pre_attn_scalar=8)),
+    "lfm2": lambda: T.Lfm2Config(**_decoder(layer_types=["conv", "full_attention", "conv"])),
+    "nystromformer": lambda: T.NystromformerConfig(**_small(num_landmarks=4, segment_means_seq_len=4)),
+    "stablelm": lambda: T.StableLmConfig(**_decoder()),
     "roformer": lambda: T.RoFormerConfig(**_small(embedding_size=32)),
     "phi3": lambda: T.Phi3Config(**_decoder()),
     "gpt2": lambda: T.GPT2Config(
@@ -143,6 +147,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 }
 PACKED = frozenset(FAMILIES) - {
     "clip_text_model",
+    "gemma2",
+    "lfm2",
+    "nystromformer",
+    "stablelm",
     "mpnet",
     "deberta-v2",
     "deberta-v2-conv",

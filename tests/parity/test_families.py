@@ -34,3 +34,18 @@ def test_family_equals_the_reference(family: str, tmp_path: Path) -> None:
     equal = [s for s in sequences if len(s) == len(sequences[-1])] * 3
     families.assert_close(families.encode(encoder, equal)[:1], together[-2:-1])
     assert np.isfinite(together).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("attention", ["auto", "sdpa"])
+@pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3", "gemma3-bidirectional", "mistral-window"])
+def test_family_on_cuda(family: str, attention: str, tmp_path: Path) -> None:
+    """The variable-length kernels and SDPA by length agree with float32 as far as half precision goes."""
+    folder = families.save_folder(family, tmp_path / family)
+    encoder = open_encoder(find_model(str(folder)), dtype="bfloat16", device="cuda", attention=attention)
+    sequences = families.tokens_of(families.TEXTS)
+    theirs = families.reference(folder, sequences)
+    assert (families.encode(encoder, sequences) * theirs).sum(axis=1).min() > 0.99
+    batch, place = families.packed(sequences)
+    assert (encoder.encode_float32(batch)[place] * theirs).sum(axis=1).min() > 1 - 1e-5

@@ -1,0 +1,133 @@
+"""Our own CPU kernels, compiled on the user's machine for its processor, in under a second, and cached.
+
+Enters: `kernels.c`. Leaves: `Kernels`, its functions on torch tensors; or the reason there are none (no C compiler, a
+system without AMX for the attention). Every kernel has a plain twin in torch; without kernels, the twins run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from importlib import resources
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+FLAGS = (
+    "-O3", "-march=native", "-fPIC", "-shared", "-std=gnu11",
+    "-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros",
+)  # fmt: skip
+"""Sums may be taken in vector order; NaN and Inf keep their meaning."""
+
+_COMPILE_TIMEOUT_S = 60.0
+_P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+class Kernels:
+    """The compiled functions. All run on the calling thread, off the GIL, on contiguous CPU tensors."""
+
+    def __init__(self, path: Path) -> None:
+        """:raises OSError: not a library this machine can load."""
+        self._library = ctypes.CDLL(str(path))
+        for suffix in ("bf16", "f32"):
+            self._function(f"bias_gelu_{suffix}", [_P, _P, _I, _I])
+            self._function(f"add_norm_{suffix}", [_P, _P, _P, _P, _P, _F, _I, _I, _P])
+        self.has_tiles = bool(self._library.has_tiles())
+        """Whether `attend` can run: AMX tiles for bfloat16."""
+        if self.has_tiles:
+            self._function("attend_bf16", [_P, _P, _P, _I, _I, _I, _F, _P, _P, _I])
+            self._library.attend_work_bytes.argtypes = [_I, _I]
+            self._library.attend_work_bytes.restype = _I
+
+    def _function(self, name: str, arguments: list[type]) -> None:
+        function = getattr(self._library, name)
+        function.argtypes, function.restype = arguments, None
+
+    def bias_gelu(self, x_TF: Tensor, bias_F: Tensor) -> Tensor:
+        """gelu(x + bias), in place: x bfloat16 or float32, bias float32. erf's error is at most 3e-7."""
+        run = getattr(self._library, f"bias_gelu_{_suffix(x_TF)}")
+        run(x_TF.data_ptr(), bias_F.data_ptr(), *x_TF.shape)
+        return x_TF
+
+    def add_norm(
+        self, x_TE: Tensor, bias_E: Tensor, residual_TE: Tensor, gamma_E: Tensor, beta_E: Tensor, eps: float
+    ) -> Tensor:
+        """layer_norm(x + bias + residual) into `residual_TE`; x and residual of one dtype, the rest float32."""
+        work = torch.empty(x_TE.shape[1], dtype=torch.float32)
+        run = getattr(self._library, f"add_norm_{_suffix(x_TE)}")
+        run(
+            x_TE.data_ptr(), bias_E.data_ptr(), residual_TE.data_ptr(), gamma_E.data_ptr(), beta_E.data_ptr(), eps,
+            *x_TE.shape, work.data_ptr(),
+        )  # fmt: skip
+        return residual_TE
+
+    def attend(self, qkv_TX: Tensor, query_bias_E: Tensor, cu_seqlens: Tensor, heads: int, longest: int) -> Tensor:
+        """Attention of each sequence with itself: qkv bfloat16 (T, 3E) without biases, cu_seqlens int32 (N + 1,).
+
+        Leaves (T, E) without the value bias, which moves the output by itself. E / heads is a multiple of 32.
+        """
+        width = qkv_TX.shape[1] // 3
+        head_width = width // heads
+        out_TE = torch.empty(qkv_TX.shape[0], width, dtype=torch.bfloat16)
+        work = torch.empty(self._library.attend_work_bytes(longest, head_width), dtype=torch.uint8)
+        self._library.attend_bf16(
+            qkv_TX.data_ptr(), query_bias_E.data_ptr(), cu_seqlens.data_ptr(), len(cu_seqlens) - 1, heads, head_width,
+            head_width**-0.5, out_TE.data_ptr(), work.data_ptr(), longest,
+        )  # fmt: skip
+        return out_TE
+
+
+def _suffix(x: Tensor) -> str:
+    return "bf16" if x.dtype == torch.bfloat16 else "f32"
+
+
+@functools.cache
+def load() -> tuple[Kernels | None, str]:
+    """(kernels, where they came from) or (None, why there are none). Compiled once a machine, loaded once a process."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if os.name != "posix" or not compiler:
+        return None, "no C compiler was found (cc, gcc or clang)"
+    source = resources.files(__package__).joinpath("kernels.c").read_bytes()
+    path = _cache_folder() / f"kernels-{_key(source, compiler)}.so"
+    try:
+        if not path.exists():
+            _compile(compiler, source, path)
+        return Kernels(path), f"compiled by {Path(compiler).name} for this processor"
+    except subprocess.CalledProcessError as exc:
+        return None, f"{compiler} could not compile them: {exc.stderr.decode(errors='replace').strip().splitlines()[:1]}"
+    except (OSError, subprocess.TimeoutExpired, AttributeError) as exc:
+        return None, f"they could not be compiled or loaded: {exc}"
+
+
+def _compile(compiler: str, source: bytes, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        text, built = Path(folder) / "kernels.c", Path(folder) / "kernels.so"
+        text.write_bytes(source)
+        subprocess.run(
+            [*compiler.split(), *FLAGS, str(text), "-o", str(built), "-lm"],
+            check=True, capture_output=True, timeout=_COMPILE_TIMEOUT_S, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        built.replace(path)
+
+
+def _key(source: bytes, compiler: str) -> str:
+    """Another source, flag, compiler or processor is another library."""
+    version = subprocess.run([*compiler.split(), "--version"], capture_output=True, check=False, timeout=10).stdout
+    try:
+        info = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+        processor = "".join(line for line in info.split("\n\n")[0].splitlines() if "flags" in line or "model" in line)
+    except OSError:
+        processor = ""
+    return hashlib.sha256(b"\0".join([source, " ".join(FLAGS).encode(), version, processor.encode()])).hexdigest()[:16]
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "embedctl"
