@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from embedctl.encoders.base import Encoder
 from embedctl.records import Batch, DeadRow, Slice, Window, WindowKey, WindowRecord
 from embedctl.stages import encode as encoding
 from embedctl.stages.commit import Committer
@@ -29,9 +28,7 @@ class Worker:
 
     windows: WindowsOf
     text: TextRules
-    encoder: Encoder
-    split: encoding.Split
-    padded: Callable[[Batch], int]
+    engine: encoding.Engine
     committer: Committer
     budget: Callable[[WindowKey], int]
     halt: Halt
@@ -79,7 +76,7 @@ def run(worker: Worker, slices: Iterable[tuple[Slice, Mapping[int, WindowRecord]
             if lowest is not None and lowest < ready.batch_tokens:
                 ready = repack(ready, worker.text, lowest)
             with meter.busy("encode"):
-                done = encoding.encode(ready, worker.encoder, worker.split, worker.padded, tick)
+                done = encoding.encode(ready, worker.engine, tick)
             if done.budget < ready.batch_tokens:
                 lowest = done.budget
             encoded.put(done, done.vectors.nbytes)

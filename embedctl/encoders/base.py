@@ -11,10 +11,11 @@ from embedctl.records import Batch
 
 
 class Encoder(Protocol):
-    """A loaded model. `encode` runs on one thread at a time."""
+    """A loaded model. `encode` may run on `lanes` threads at once, `encode_float32` on one."""
 
     dim: int
     deterministic: bool
+    lanes: int
     padded: bool
     """True when the encoder pads sequences to the longest of a batch, so the packer must budget N * max length."""
 

@@ -32,6 +32,7 @@ class FakeEncoder:
     """Implements `encoders.base.Encoder`. `name` is `fake` or `fake:option=value,...`."""
 
     deterministic = True
+    lanes = 1
     padded = False
 
     def __init__(self, name: str = "fake", *, dim: int | None = None) -> None:

@@ -7,6 +7,7 @@ processor has them. One thread a batch, several batches at once: results do not 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +18,16 @@ from torch.nn import functional
 
 from embedctl.encoders.attention import Packed, groups_of
 from embedctl.encoders.native import Kernels
+from embedctl.encoders.tail import Tail
 from embedctl.encoders.torch_encoder import Loader, TorchEncoder, as_ids
 from embedctl.encoders.torch_varlen import positions_of
-from embedctl.encoders.tail import Tail
 from embedctl.records import Batch
 
 MODEL_TYPES = frozenset({"bert", "roberta", "xlm-roberta", "camembert"})
 """Kinds whose layers are BERT's, told apart by where positions start."""
+
+BLOCK_TOKENS = 2048
+"""Tokens that go from one attention to the next together; 1,024 and 4,096 were slower on MiniLM's shapes."""
 
 
 def obstacle(model: nn.Module) -> str | None:
@@ -52,7 +56,8 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """Weights in the compute dtype, biases float32. qkv (3E, E); query_bias, key_bias, value_bias (E,) each."""
+    """Weights in the compute dtype, transposed for `mm`: qkv (E, 3E), out (E, E), up (E, F), down (F, E). Biases float32,
+    but qkv_bias, which only the plain attention adds."""
 
     qkv: Tensor
     query_bias: Tensor
@@ -71,7 +76,7 @@ class FusedBert(nn.Module):
     def __init__(self, model: nn.Module, kernels: Kernels) -> None:
         super().__init__()
         self.model, self.config = model, model.config
-        self.kernels = kernels
+        self.kernels, self.areas = kernels, Areas()
         self.heads: int = model.config.num_attention_heads
         dtype = next(model.parameters()).dtype
         head_width = model.config.hidden_size // self.heads
@@ -84,34 +89,65 @@ class FusedBert(nn.Module):
         self.layers = [_layer(layer, tiles=self.tiles) for layer in layers.layer]
 
     def forward(self, batch: Batch) -> Tensor:
-        """Last hidden states (T, E)."""
+        """Last hidden states (T, E). All large buffers belong to the calling thread and are used again."""
         ids_T, places_T = as_ids(batch.input_ids_T, "cpu"), as_ids(positions_of(self.model, batch), "cpu")
         cu_seqlens = torch.from_numpy(batch.cu_seqlens.copy())
         packed = Packed(cu_seqlens=cu_seqlens, groups=groups_of(batch.cu_seqlens), max_seqlen=batch.max_seqlen)
-        x_TE = self._normed(functional.embedding(ids_T, self.words), functional.embedding(places_T, self.places), self.first_norm)
-        for layer in self.layers:
-            x_TE = self._normed(functional.linear(self._attend(x_TE, layer, packed), layer.out), x_TE, layer.out_norm)
-            up_TF = self.kernels.bias_gelu(functional.linear(x_TE, layer.up), layer.up_bias)
-            x_TE = self._normed(functional.linear(up_TF, layer.down), x_TE, layer.down_norm)
+        words_TE, x_TE = functional.embedding(ids_T, self.words), functional.embedding(places_T, self.places)
+        self._normed(words_TE, x_TE, self.first_norm)
+        qkv_TX = self.areas("qkv", len(x_TE), 3 * x_TE.shape[1], x_TE.dtype)
+        mixed_TE = self.areas("mixed", *x_TE.shape, x_TE.dtype)
+        blocks = [slice(i, i + BLOCK_TOKENS) for i in range(0, len(x_TE), BLOCK_TOKENS)]
+        for layer, following in zip(self.layers, [*self.layers[1:], None], strict=True):
+            if layer is self.layers[0]:
+                torch.mm(x_TE, layer.qkv, out=qkv_TX)
+            self._attend(qkv_TX, layer, packed, mixed_TE)
+            for block in blocks:  # a block's numbers stay in the cache from the attention to the next layer's product
+                self._feed_forward(layer, mixed_TE[block], x_TE[block])
+                if following is not None:
+                    torch.mm(x_TE[block], following.qkv, out=qkv_TX[block])
         return x_TE
 
-    def _normed(self, x_TE: Tensor, residual_TE: Tensor, norm: Norm) -> Tensor:
-        return self.kernels.add_norm(x_TE, norm.bias, residual_TE, norm.gamma, norm.beta, norm.eps)
+    def _feed_forward(self, layer: Layer, mixed_TE: Tensor, x_TE: Tensor) -> None:
+        """What follows the attention, into `x_TE`."""
+        out_TE = self.areas("out", *x_TE.shape, x_TE.dtype)
+        up_TF = self.areas("up", len(x_TE), layer.up.shape[1], x_TE.dtype)
+        torch.mm(mixed_TE, layer.out, out=out_TE)
+        self._normed(out_TE, x_TE, layer.out_norm)
+        torch.mm(x_TE, layer.up, out=up_TF)
+        self.kernels.bias_gelu(up_TF, layer.up_bias)
+        torch.mm(up_TF, layer.down, out=out_TE)
+        self._normed(out_TE, x_TE, layer.down_norm)
 
-    def _attend(self, x_TE: Tensor, layer: Layer, packed: Packed) -> Tensor:
-        qkv_TX = functional.linear(x_TE, layer.qkv)
+    def _normed(self, x_TE: Tensor, residual_TE: Tensor, norm: Norm) -> None:
+        self.kernels.add_norm(x_TE, norm.bias, residual_TE, norm.gamma, norm.beta, norm.eps)
+
+    def _attend(self, qkv_TX: Tensor, layer: Layer, packed: Packed, out_TE: Tensor) -> None:
         if self.tiles:
-            return self.kernels.attend(qkv_TX, layer.query_bias, packed.cu_seqlens, self.heads, packed.max_seqlen)
+            self.kernels.attend(qkv_TX, layer.query_bias, packed.cu_seqlens, self.heads, packed.max_seqlen, out_TE)
+            return
         qkv_TX += layer.qkv_bias
-        width = qkv_TX.shape[1] // 3
-        out_TE = torch.empty(qkv_TX.shape[0], width, dtype=qkv_TX.dtype)
+        width = out_TE.shape[1]
         for begin, num, length in packed.groups:
             rows = slice(begin, begin + num * length)
             shaped = qkv_TX[rows].view(num, length, 3, self.heads, width // self.heads)
             q, k, v = (shaped[:, :, i].transpose(1, 2) for i in range(3))
             mixed = functional.scaled_dot_product_attention(q, k, v)
             out_TE[rows] = mixed.transpose(1, 2).reshape(num * length, width)
-        return out_TE
+
+
+class Areas(threading.local):
+    """Each thread's buffers, by name: fresh memory for every product costs a third of the time in page faults."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+        """An uninitialised matrix, the calling thread's until it asks for this name again."""
+        held = self._held.get(name)
+        if held is None or held.numel() < rows * width:
+            held = self._held[name] = torch.empty(rows * width, dtype=dtype)
+        return held[: rows * width].view(rows, width)
 
 
 def _norm(module: Any, bias: Tensor) -> Norm:
@@ -130,14 +166,14 @@ def _layer(layer: Any, *, tiles: bool) -> Layer:
     if tiles:  # the attention leaves out the value bias, which the next product carries through
         out_bias = out_bias + output.dense.weight.float() @ own.value.bias.float()
     return Layer(
-        qkv=torch.cat([p.weight for p in parts]).contiguous(),
+        qkv=torch.cat([p.weight for p in parts]).t(),
         query_bias=own.query.bias.float().contiguous(),
         qkv_bias=torch.cat([p.bias for p in parts]),
-        out=output.dense.weight,
+        out=output.dense.weight.t(),
         out_norm=_norm(output.LayerNorm, out_bias),
-        up=layer.intermediate.dense.weight,
+        up=layer.intermediate.dense.weight.t(),
         up_bias=layer.intermediate.dense.bias.float().contiguous(),
-        down=layer.output.dense.weight,
+        down=layer.output.dense.weight.t(),
         down_norm=_norm(layer.output.LayerNorm, layer.output.dense.bias),
     )
 

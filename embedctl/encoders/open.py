@@ -13,6 +13,8 @@ from torch import nn
 
 from embedctl.encoders.attention import NAME, choose_attention, register
 from embedctl.encoders.base import Encoder
+from embedctl.encoders.tail import Tail
+from embedctl.encoders.torch_encoder import Loader
 from embedctl.errors import ModelError, UsageError
 from embedctl.models.folder import ModelFolder
 
@@ -43,7 +45,7 @@ def open_encoder(
     pooling: str | None = None,
     dim: int | None = None,
     num_prompt_tokens: int = 0,
-    compile: bool = False,
+    compile: bool | None = None,
     trust_remote_code: bool = False,
 ) -> Encoder:
     """`dtype` and `device` are resolved already; `dim` None keeps the folder's own. `num_prompt_tokens` as the
@@ -76,18 +78,16 @@ def open_encoder(
 
 def _open_transformer(
     folder: ModelFolder, *, dtype: str, device: str, threads: int | None, kernel: tuple[str, str], pooling: str | None,
-    dim: int, num_prompt_tokens: int, compile: bool,
+    dim: int, num_prompt_tokens: int, compile: bool | None,
 ) -> Encoder:  # fmt: skip
     from embedctl.encoders.padded import PaddedEncoder
     from embedctl.encoders.selftest import packed_obstacle, padding_leaks
-    from embedctl.encoders.tail import Tail
     from embedctl.encoders.torch_varlen import TorchVarlenEncoder
     from embedctl.encoders.weights import load_transformer
 
     register()
     tail = Tail(folder, device=device, pooling=pooling, dim=dim, num_prompt_tokens=num_prompt_tokens)
-    notes = (*folder.notes, "compile was asked for and is not in this version") if compile else folder.notes
-    common = {"dtype": dtype, "device": device, "threads": threads, "notes": notes}
+    common = {"dtype": dtype, "device": device, "threads": threads, "notes": folder.notes}
     reason = PADDED.get(folder.model_type)
     if reason is None:
         load = functools.partial(_load, load_transformer, folder, device, NAME)
@@ -96,6 +96,8 @@ def _open_transformer(
             model = load(dtype)
         except ModelError as exc:
             reason = f"it does not take its attention from transformers ({exc})"
+        if model is not None and (fused := _fused(load, tail, model, device, dtype, threads, compile, folder.notes)):
+            return fused
         if model is not None and folder.model_type not in VERIFIED:
             reason = packed_obstacle(model, device=device, kernel=kernel[0], own="sdpa")
         if model is not None and reason is None:
@@ -106,6 +108,32 @@ def _open_transformer(
     leak = padding_leaks(model, device=device)
     reason = f"{reason}; {leak}: sequences of one length run together" if leak else reason
     return PaddedEncoder(load, tail, model=model, reason=reason or "", by_length=leak is not None, **common)  # type: ignore[arg-type]
+
+
+def _fused(
+    load: Loader, tail: Tail, model: nn.Module, device: str, dtype: str, threads: int | None, compile: bool | None,
+    notes: tuple[str, ...],
+) -> Encoder | None:  # fmt: skip
+    """The fused CPU encoder where model, device and compiler allow it; None leaves the plain way.
+
+    :raises UsageError: `--compile` was asked for and cannot be had.
+    """
+    from embedctl.encoders import native
+    from embedctl.encoders.fused_bert import FusedBertEncoder, obstacle
+
+    if compile is False:
+        return None
+    kernels, why = native.load() if device == "cpu" else (None, f"the device is {device}")
+    reason = (obstacle(model) or ("" if dtype in ("float32", "bfloat16") else f"the dtype is {dtype}")) or (
+        "" if kernels else why
+    )
+    if kernels and not reason:
+        return FusedBertEncoder(
+            load, tail, dtype=dtype, threads=threads, model=model, kernels=kernels, reason=why, notes=notes
+        )
+    if compile:
+        raise UsageError(f"--compile: there are no fused kernels for this: {reason}", hint="leave out --compile")
+    return None
 
 
 def _load(loader: object, folder: ModelFolder, device: str, attention: str | None, dtype: str) -> nn.Module:

@@ -24,6 +24,7 @@ class StaticEncoder:
     """Implements `encoders.base.Encoder`. Runs on the CPU in float32 whatever the device: there is nothing to gain."""
 
     deterministic = True
+    lanes = 1
     padded = False
 
     def __init__(self, folder: ModelFolder, *, dim: int | None = None) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from embedctl.encoders.base import Encoder
 from embedctl.errors import GuardRefused, PlanMismatch
 from embedctl.events import Listener, Progress, Rows, Summary
 from embedctl.job import finalise as ending
@@ -25,6 +27,7 @@ from embedctl.sinks.parquet import ParquetSink
 from embedctl.sources.files import check_unchanged
 from embedctl.spec import JobSpec
 from embedctl.stages.commit import Committer
+from embedctl.stages.encode import Engine
 from embedctl.stages.flow import Halt, Meter
 from embedctl.stages.windows import WindowReader
 from embedctl.storage import LocalStorage
@@ -62,7 +65,7 @@ class Execution:
     def __post_init__(self) -> None:
         if all(f.format in ("jsonl", "text") and not f.compression and f.size_bytes for f in self.plan.files):
             self._bytes_total = sum(f.size_bytes for f in self.plan.files)
-        self._rows_total = sum(ending.planned_rows(self.plan).values()) or None
+        self._rows_total = self._count_rows()
         self.sink = ParquetSink(self.storage)
         self.sink.prepare(self.plan)
         self.ledger = Ledger(self.storage)
@@ -104,9 +107,11 @@ class Execution:
         folder = folder or planning.open_model(self.spec)
         self._check_model(folder)
         encoder = wiring.open_planned_encoder(folder, self.plan.spec, self.plan.resolved)
+        self._note_engine(encoder)
         self.halt.check()
         tokenizer = wiring.open_tokenizer(folder, self.plan.resolved, self.plan.spec)
         replay = Replay(done.get(0, {}).values()) if self.plan.is_stream and self.plan.targets is None else None
+        pool = ThreadPoolExecutor(encoder.lanes, thread_name_prefix="encode")
         blocks = wiring.blocks_of(self.plan)
         reader = WindowReader(
             self.plan,
@@ -117,9 +122,12 @@ class Execution:
         worker = Worker(
             windows=(self.windows_of or _whole_slices)(reader),
             text=wiring.text_rules(self.plan, tokenizer, encoder.padded),
-            encoder=encoder,
-            split=split_batch,
-            padded=padding_of if encoder.padded else lambda batch: batch.num_tokens,
+            engine=Engine(
+                encoder=encoder,
+                split=split_batch,
+                padded=padding_of if encoder.padded else lambda batch: batch.num_tokens,
+                pool=pool,
+            ),
             committer=Committer(
                 plan=self.plan,
                 storage=self.storage,
@@ -139,7 +147,22 @@ class Execution:
         try:
             run(worker, [(s, done.get(s.index, {})) for s in todo])
         finally:
+            pool.shutdown(wait=False, cancel_futures=True)
             encoder.close()
+
+    def _note_engine(self, encoder: Encoder) -> None:
+        """Remember what computes; on a resume say so when it is something else, since bytes may then differ."""
+        told = encoder.describe()
+        engine = {k: told.get(k) for k in ("engine", "dtype", "device", "attention")}
+        known = [e["engine"] for e in self.ledger.contents.events if e["kind"] == "engine"]
+        if not known:
+            self.ledger.append({"kind": "engine", "engine": engine})
+        elif engine not in known:
+            self.listener.note(
+                f"begun with {_told(known[0])}, going on with {_told(engine)}: vectors agree closely, not to the byte"
+            )
+        for note in told.get("notes", []):
+            self.listener.note(str(note))
 
     def _check_model(self, folder: ModelFolder) -> None:
         if folder.fingerprint() != self.plan.model["fingerprint"]:
@@ -203,6 +226,14 @@ class Execution:
             self._told_at = time.monotonic()
             self.listener.progress(self._progress())
 
+    def _count_rows(self) -> int | None:
+        """Rows that will be read, where the formats and `--limit` tell."""
+        counted = sum(ending.planned_rows(self.plan).values()) or None
+        limit = self.plan.spec["limit"]
+        if self.plan.spec["sample"] is not None or (limit is None and counted is None):
+            return None
+        return min(n for n in (counted, limit) if n is not None)
+
     def _bytes_of(self, record: WindowRecord) -> int:
         """Bytes of line files between the window's ends; meaningless, and unused, for other formats."""
         segments = self.plan.slices[record.key.slice].segments
@@ -262,3 +293,7 @@ class Execution:
 
 def _whole_slices(reader: WindowReader) -> WindowsOf:
     return reader.windows
+
+
+def _told(engine: Mapping[str, str | None]) -> str:
+    return ", ".join(str(v) for v in engine.values() if v)

@@ -111,14 +111,14 @@ def _resolve(spec: JobSpec, folder: ModelFolder) -> dict[str, Any]:
         from embedctl.encoders.open import resolve_device, resolve_dtype
 
         device = resolve_device(spec.device)
-        dtype = resolve_dtype(spec.dtype, device)
+        dtype = "float32" if folder.kind == "static" else resolve_dtype(spec.dtype, device)
     prompt = folder.prompt(spec)
     resolved: dict[str, Any] = {
         "device": device,
         "dtype": dtype,
         "threads": spec.threads or available_cpus(),
         "batch_tokens": spec.batch_tokens or (CUDA_BATCH_TOKENS if device.startswith("cuda") else CPU_BATCH_TOKENS),
-        "compile": bool(spec.compile),
+        "compile": spec.compile,
         "prompt": prompt,
         "max_length": folder.max_length(spec),
         "dim": folder.dim(spec),

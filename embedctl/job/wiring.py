@@ -10,7 +10,7 @@ import numpy as np
 
 from embedctl import registry
 from embedctl.encoders.base import Encoder
-from embedctl.heads.precision import quantize
+from embedctl.heads.precision import overflows, quantize
 from embedctl.models.load import ModelFolder
 from embedctl.plan import Plan
 from embedctl.records import RowBlock, Segment, SourceFile
@@ -92,7 +92,7 @@ def open_planned_encoder(folder: ModelFolder, plan_spec: Mapping[str, Any], reso
         pooling=plan_spec["pooling"],
         dim=plan_spec["dim"],
         num_prompt_tokens=resolved["num_prompt_tokens"],
-        compile=bool(plan_spec["compile"]),
+        compile=resolved["compile"],
         trust_remote_code=plan_spec["trust_remote_code"],
     )
 
@@ -125,10 +125,9 @@ def vector_rules(plan: Plan, ranges: Callable[[np.ndarray], np.ndarray | None]) 
     def store(vectors: np.ndarray) -> tuple[np.ndarray, dict[int, str]]:
         if kind in ("int8", "uint8"):
             return quantize(vectors, kind, ranges(vectors)), {}
-        if kind == "float16":
-            over = np.flatnonzero(np.abs(vectors).max(axis=1, initial=0) > np.finfo(np.float16).max)
-            if len(over):
-                return vectors, dict.fromkeys(over.tolist(), "the vector does not fit in float16")
+        over = np.flatnonzero(overflows(vectors, kind)).tolist()
+        if over:
+            return vectors, dict.fromkeys(over, f"the vector does not fit in {kind}")
         return quantize(vectors, kind, None), {}
 
     pool = None

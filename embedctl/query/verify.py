@@ -168,7 +168,7 @@ def _sample(plan: Plan, storage: LocalStorage, sink: ParquetSink, records: Seque
     try:
         folder = planning.open_model(_spec(plan))
         tokenizer = wiring.open_tokenizer(folder, plan.resolved, plan.spec)
-        reference = wiring.open_planned_encoder(folder, plan.spec, {**plan.resolved, "dtype": "float32"})
+        reference = wiring.open_planned_encoder(folder, plan.spec, {**plan.resolved, "dtype": "float32", "compile": False})
         rules = wiring.text_rules(plan, tokenizer, padded=True)
         worst, seen = np.inf, 0
         for record in chosen:

@@ -62,6 +62,8 @@ def read_schemas(files: Sequence[SourceFile], formats: Mapping[str, Format]) -> 
         schema = format.schema(file, sample_bytes) if isinstance(format, JsonlFormat) else format.schema(file)
         return FileSchema(file=file, schema=schema, sampled=sampled)
 
+    if len(files) == 1:  # without a pool, which would wait for a read of standard input that never ends
+        return [read(files[0])]
     with ThreadPoolExecutor(max_workers=8, thread_name_prefix="schema") as pool:
         return list(pool.map(read, files))
 

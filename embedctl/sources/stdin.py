@@ -5,6 +5,7 @@ Enters: the process's standard input. Leaves: chunks of bytes in order. Refused:
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ class StandardInput:
             head, self._head = bytes(self._head), bytearray()
         if head:
             yield head
-        # read1 hands over what has arrived, so a slow producer's rows are not held back until a chunk is full.
+        # One call hands over what has arrived: a slow producer's rows are not held back until a chunk is full.
         read = getattr(self._stream, "read1", self._stream.read)
         while chunk := read(CHUNK_BYTES):
             yield chunk
@@ -66,5 +67,17 @@ def standard_input() -> StandardInput:
     if _current is None or _current[0] is not sys.stdin:
         if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
             raise UsageError("-: nothing is piped into standard input", hint="cat corpus.jsonl | embedctl embed -")
-        _current = (sys.stdin, StandardInput(sys.stdin.buffer))
+        _current = (sys.stdin, StandardInput(_unbuffered(sys.stdin.buffer)))
     return _current[1]
+
+
+def _unbuffered(stream: BinaryIO) -> BinaryIO:
+    """The stream without its buffer, whose lock a waiting reader would hold when the interpreter ends: that aborts it.
+
+    Made blocking, since a read that finds nothing yet would look like the end.
+    """
+    raw: BinaryIO | None = getattr(stream, "raw", None)
+    if raw is None:
+        return stream
+    os.set_blocking(raw.fileno(), True)
+    return raw

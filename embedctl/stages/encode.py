@@ -6,7 +6,9 @@ windows; a vector with NaN or Inf is tried again alone in float32; what still fa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,42 +32,71 @@ class Encoded:
     budget: int
 
 
-def encode(
-    prepared: Prepared, encoder: Encoder, split: Split, padded: Callable[[Batch], int], tick: Callable[[Batch], None]
-) -> Encoded:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """The encoder and what the stage needs beside it. `pool` has a thread for each of its lanes.
+
+    split halves a batch; padded tells the tokens that a batch really costs.
+    """
+
+    encoder: Encoder
+    split: Split
+    padded: Callable[[Batch], int]
+    pool: ThreadPoolExecutor
+
+
+def encode(prepared: Prepared, engine: Engine, tick: Callable[[Batch], None]) -> Encoded:
     """:raises EncoderError: the encoder itself is broken. :raises Interrupted: from `tick`, called after each batch."""
     count = len(prepared.units.tokenized.truncated)
-    vectors = np.zeros((count, encoder.dim), dtype=np.float32)
+    vectors = np.zeros((count, engine.encoder.dim), dtype=np.float32)
     bad: dict[int, str] = {}
-    budget, padded_tokens = prepared.batch_tokens, 0
-    for batch in prepared.batches:
-        padded_tokens += padded(batch)
-        budget = min(budget, _encode_batch(batch, encoder, split, vectors, bad, budget))
+    budget = prepared.batch_tokens
+    for batch, fitted in _in_lanes(prepared.batches, engine, lambda b: _encode_batch(b, engine, vectors, bad, budget)):
+        budget = min(budget, fitted)
         tick(batch)
-    _judge(prepared, encoder, vectors, bad)
+    _judge(prepared, engine.encoder, vectors, bad)
     reasons = dict(prepared.reasons)
     if bad:
         for unit, sequence in enumerate(prepared.units.sequence.tolist()):
             if sequence in bad:
                 reasons.setdefault(int(prepared.units.document[unit]), bad[sequence])
+    padded_tokens = sum(map(engine.padded, prepared.batches))
     return Encoded(prepared=prepared, vectors=vectors, reasons=reasons, padded_tokens=padded_tokens, budget=budget)
 
 
-def _encode_batch(
-    batch: Batch, encoder: Encoder, split: Split, vectors: np.ndarray, bad: dict[int, str], budget: int
-) -> int:
+def _in_lanes(
+    batches: Sequence[Batch], engine: Engine, work: Callable[[Batch], int]
+) -> Iterator[tuple[Batch, int]]:
+    """Each batch with what `work` gave, in order; as many at once as the encoder has lanes, one more waiting."""
+    if engine.encoder.lanes == 1:
+        yield from ((batch, work(batch)) for batch in batches)
+        return
+    running: deque[tuple[Batch, Future[int]]] = deque()
+    try:
+        for batch in batches:
+            running.append((batch, engine.pool.submit(work, batch)))
+            if len(running) > engine.encoder.lanes:
+                first, future = running.popleft()
+                yield first, future.result()
+        while running:
+            first, future = running.popleft()
+            yield first, future.result()
+    finally:
+        for _, future in running:
+            future.cancel()
+
+
+def _encode_batch(batch: Batch, engine: Engine, vectors: np.ndarray, bad: dict[int, str], budget: int) -> int:
     """Fill the batch's rows of `vectors`; returns the budget that fitted."""
     try:
-        vectors[batch.units] = encoder.encode(batch)
+        vectors[batch.units] = engine.encoder.encode(batch)
         return budget
-    except OutOfDeviceMemory as exc:
+    except OutOfDeviceMemory:
         if len(batch.units) == 1:
             bad[int(batch.units[0])] = f"does not fit in device memory ({batch.num_tokens} tokens)"
             return budget
-        del exc
-    halves = split(batch)
     smaller = max(1, min(budget, batch.num_tokens) // 2)
-    return min(_encode_batch(half, encoder, split, vectors, bad, smaller) for half in halves)
+    return min(_encode_batch(half, engine, vectors, bad, smaller) for half in engine.split(batch))
 
 
 def _judge(prepared: Prepared, encoder: Encoder, vectors: np.ndarray, bad: dict[int, str]) -> None:

@@ -67,20 +67,19 @@ class Kernels:
         )  # fmt: skip
         return residual_TE
 
-    def attend(self, qkv_TX: Tensor, query_bias_E: Tensor, cu_seqlens: Tensor, heads: int, longest: int) -> Tensor:
-        """Attention of each sequence with itself: qkv bfloat16 (T, 3E) without biases, cu_seqlens int32 (N + 1,).
+    def attend(
+        self, qkv_TX: Tensor, query_bias_E: Tensor, cu_seqlens: Tensor, heads: int, longest: int, out_TE: Tensor
+    ) -> None:
+        """Attention of each sequence with itself into `out_TE`: qkv bfloat16 (T, 3E) without biases, cu_seqlens int32.
 
-        Leaves (T, E) without the value bias, which moves the output by itself. E / heads is a multiple of 32.
+        Leaves out the value bias, which moves the output by itself. E / heads is a multiple of 32.
         """
-        width = qkv_TX.shape[1] // 3
-        head_width = width // heads
-        out_TE = torch.empty(qkv_TX.shape[0], width, dtype=torch.bfloat16)
+        head_width = out_TE.shape[1] // heads
         work = torch.empty(self._library.attend_work_bytes(longest, head_width), dtype=torch.uint8)
         self._library.attend_bf16(
             qkv_TX.data_ptr(), query_bias_E.data_ptr(), cu_seqlens.data_ptr(), len(cu_seqlens) - 1, heads, head_width,
             head_width**-0.5, out_TE.data_ptr(), work.data_ptr(), longest,
         )  # fmt: skip
-        return out_TE
 
 
 def _suffix(x: Tensor) -> str:
@@ -94,8 +93,8 @@ def load() -> tuple[Kernels | None, str]:
     if os.name != "posix" or not compiler:
         return None, "no C compiler was found (cc, gcc or clang)"
     source = resources.files(__package__).joinpath("kernels.c").read_bytes()
-    path = _cache_folder() / f"kernels-{_key(source, compiler)}.so"
     try:
+        path = _cache_folder() / f"kernels-{_key(source, compiler)}.so"
         if not path.exists():
             _compile(compiler, source, path)
         return Kernels(path), f"compiled by {Path(compiler).name} for this processor"

@@ -1,0 +1,43 @@
+"""What broke once under a harsh user, each held here: signals while waiting, odd states, files nobody expects."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+def waiting_on_stdin(out: Path, *, rows: int, until_parts: int) -> tuple[subprocess.Popen[bytes], int]:
+    """A run fed `rows` rows through a pipe that stays open."""
+    feeder, tap = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "embedctl", "embed", "-", "--model", "fake:dim=8", "--window-rows", "64", "--json",
+         "--to", str(out)],
+        stdin=feeder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    os.close(feeder)
+    for i in range(rows):
+        os.write(tap, json.dumps({"id": f"a{i}", "text": f"word {i} " * 20}).encode() + b"\n")
+    deadline = time.monotonic() + 30
+    while until_parts and len(list(out.glob("*.parquet"))) < until_parts:
+        assert time.monotonic() < deadline, "no part was ever committed"
+        time.sleep(0.02)
+    return process, tap
+
+
+@pytest.mark.parametrize(("rows", "until_parts"), [(1, 0), (60_000, 5)], ids=["planning", "reading"])
+def test_a_signal_while_standard_input_says_nothing(tmp_path: Path, rows: int, until_parts: int) -> None:
+    process, tap = waiting_on_stdin(tmp_path / "out", rows=rows, until_parts=until_parts)
+    time.sleep(0 if until_parts else 1.0)
+    process.send_signal(signal.SIGTERM)
+    stdout, stderr = process.communicate(timeout=6)
+    os.close(tap)
+    assert process.returncode == 143, stderr
+    assert json.loads(stdout)["exit_code"] == 143
+    assert b"Fatal Python error" not in stderr
