@@ -87,6 +87,7 @@ class JobSpec:
     max_dead: str | None = _opt("policy", None)
     if_locked: str = _opt("policy", "fail", choices=("fail", "skip", "wait"))
 
+    state: str | None = _opt("run", None)
     num_shards: int = _opt("run", 1)
     shard_index: int = _opt("run", 0)
     workers: int = _opt("run", 1)

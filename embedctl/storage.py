@@ -82,9 +82,10 @@ def etag_of(content: bytes | None) -> str | None:
 class LocalStorage:
     """A folder on a local or mounted file system."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, uri: str | None = None) -> None:
+        """`uri` names what this keeps the state of in messages; None: the folder itself."""
         self.root = root
-        self.uri = str(root)
+        self.uri = uri or str(root)
         self.owner = os.urandom(6).hex()
         self._made: set[Path] = set()
 
@@ -140,6 +141,10 @@ class LocalStorage:
             folder.mkdir(parents=True, exist_ok=True)
         return folder / name.replace("/", "_")
 
+    def drop_own_scratch(self) -> None:
+        """At the end of a run: what it left in its scratch, which is nothing unless it failed."""
+        shutil.rmtree(self.root / SCRATCH / self.owner, ignore_errors=True)
+
     def drop_scratch(self, live_owners: frozenset[str]) -> None:
         with contextlib.suppress(FileNotFoundError), self._guarded():
             for folder in (self.root / SCRATCH).iterdir():
@@ -152,7 +157,7 @@ class LocalStorage:
         with _told(where):
             where.mkdir(parents=True, exist_ok=True)
             for name in names:
-                with contextlib.suppress(FileExistsError):
+                with _told(self.root / name), contextlib.suppress(FileExistsError):
                     os.link(self.root / name, where / Path(name).name)
             _sync_folder(where)
 

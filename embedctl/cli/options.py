@@ -82,11 +82,12 @@ OPTIONS: dict[str, Option] = {
     "batch_tokens": _row(SPEED, "Tokens in one forward pass.", "TOKENS"),
     "threads": _row(SPEED, "CPU threads. Default: what the cgroup grants.", "N"),
     "memory": _row(SPEED, "Memory to plan for, like 8GiB. Default: the cgroup's.", "SIZE"),
-    "compile": _row(SPEED, "Compile the model first. Default: for long jobs."),
+    "compile": _row(SPEED, "CPU kernels compiled for this processor. Default: where a C compiler is found."),
     "window_rows": _row(SPEED, "Most rows in a window, the unit of commit and resume.", "ROWS"),
     "window_bytes": _row(SPEED, "Most raw text in a window.", "SIZE"),
     "slice_bytes": _row(SPEED, "Aim for slices of this many bytes.", "SIZE"),
     "num_shards": _row(MANY, "Split the planned slices among this many runs.", "N"),
+    "state": _row(MANY, "Folder for plan and ledger of a store. Default: under $XDG_STATE_HOME.", "DIR"),
     "shard_index": _row(MANY, "Which of them this run is, from 0.", "I"),
     "workers": _row(MANY, "Worker processes on this machine.", "N"),
 }

@@ -1,26 +1,71 @@
-"""Where a job writes: the default name, and what may not be written into."""
+"""Where a job writes: the destination's sink, and the folder that keeps its plan, ledger and locks.
+
+Enters: `--to` and `--state`. Leaves: a `Destination`. A path is a folder of Parquet with its state inside; `scheme://...` is a
+store, opened by the sink of that name, with its state in `--state` or under `$XDG_STATE_HOME/embedctl/`.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from embedctl import plan as plans
+from embedctl import registry
 from embedctl.errors import UsageError
+from embedctl.plan import Plan
+from embedctl.sinks.base import Sink
+from embedctl.sinks.parquet import ParquetSink
 from embedctl.sources.files import STDIN
 from embedctl.spec import JobSpec
 from embedctl.storage import STATE, LocalStorage
 
 
-def open_destination(spec: JobSpec) -> LocalStorage:
-    """:raises UsageError: the destination exists and is something else than a job's folder."""
-    path = Path(spec.to or default_destination(spec.inputs))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """`uri` as the user wrote it, without secrets. The sink is not prepared yet."""
+
+    uri: str
+    storage: LocalStorage
+    sink: Sink
+
+
+def open_destination(spec: JobSpec) -> Destination:
+    """:raises UsageError: the destination exists and is something else than a job's, or there is no such store."""
+    target = spec.to or default_destination(spec.inputs)
+    if "://" in target:
+        return _store(target, spec)
+    path = Path(target)
     if path.exists() and not path.is_dir():
         raise UsageError(f"--to: {path} is a file, not a folder", hint="choose another destination with --to")
     if path.is_dir() and not (path / STATE).is_dir() and any(path.iterdir()):
         raise UsageError(
             f"--to: {path} is not empty and was not made by embedctl", hint="choose a new folder with --to"
         )
-    return LocalStorage(path)
+    storage = LocalStorage(path)
+    return Destination(uri=storage.uri, storage=storage, sink=ParquetSink(storage))
+
+
+def open_existing(spec: JobSpec) -> tuple[Plan, Destination]:
+    """The newest plan of `spec.to` and the destination. :raises UsageError: nothing of embedctl's there."""
+    assert spec.to is not None
+    if "://" in spec.to:
+        destination = _store(spec.to, spec)
+    else:
+        storage = LocalStorage(Path(spec.to))
+        destination = Destination(uri=storage.uri, storage=storage, sink=ParquetSink(storage))
+    plan = plans.load(destination.storage) if (destination.storage.root / STATE).is_dir() else None
+    if plan is None:
+        near = [str(p) for p in sorted(Path(".").glob("*.embeddings")) if (p / STATE).is_dir()]
+        raise UsageError(
+            f"{spec.to}: no embeddings made by embedctl there",
+            hint=f"embedctl status {near[0]}" if near else "embedctl embed corpus.parquet",
+        )
+    return plan, destination
 
 
 def default_destination(inputs: Sequence[str]) -> str:
@@ -33,3 +78,23 @@ def default_destination(inputs: Sequence[str]) -> str:
         path = path.parent
     name = path.resolve().name or "corpus"
     return f"{name if path.is_dir() else name.split('.')[0] or name}.embeddings"
+
+
+def _store(target: str, spec: JobSpec) -> Destination:
+    scheme = urlsplit(target).scheme
+    uri = without_secrets(target)
+    storage = LocalStorage(Path(spec.state) if spec.state else state_folder(uri), uri=uri)
+    sink: Sink = registry.get("sinks", scheme)(target, storage, spec)
+    return Destination(uri=uri, storage=storage, sink=sink)
+
+
+def without_secrets(uri: str) -> str:
+    """The URI with user and password taken out."""
+    return re.sub(r"(?<=://)[^/@]*@", "", uri)
+
+
+def state_folder(uri: str) -> Path:
+    """Where the state of a store is kept by default: a folder a store, named by what it is."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    readable = re.sub(r"[^A-Za-z0-9.-]+", "-", uri).strip("-")[:80]
+    return Path(base) / "embedctl" / f"{readable}-{hashlib.sha256(uri.encode()).hexdigest()[:8]}"

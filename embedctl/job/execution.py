@@ -23,7 +23,6 @@ from embedctl.pipeline import WindowsOf, Worker, run
 from embedctl.plan import Plan
 from embedctl.records import Batch, DeadRow, Segment, Slice, WindowKey, WindowRecord
 from embedctl.sinks.base import Sink
-from embedctl.sinks.parquet import ParquetSink
 from embedctl.sources.files import check_unchanged
 from embedctl.spec import JobSpec
 from embedctl.stages.commit import Committer
@@ -44,6 +43,7 @@ class Execution:
     spec: JobSpec
     plan: Plan
     storage: LocalStorage
+    sink: Sink
     listener: Listener
     halt: Halt
     lease: locks.Lease
@@ -59,14 +59,12 @@ class Execution:
     _rows_total: int | None = None
     _bytes_read: int = 0
     _bytes_total: int | None = None
-    sink: Sink = field(init=False)
     ledger: Ledger = field(init=False)
 
     def __post_init__(self) -> None:
         if all(f.format in ("jsonl", "text") and not f.compression and f.size_bytes for f in self.plan.files):
             self._bytes_total = sum(f.size_bytes for f in self.plan.files)
         self._rows_total = self._count_rows()
-        self.sink = ParquetSink(self.storage)
         self.sink.prepare(self.plan)
         self.ledger = Ledger(self.storage)
         self.storage.drop_scratch(locks.live_owners(self.storage))

@@ -14,7 +14,6 @@ import numpy as np
 from embedctl.errors import BooksError, GuardRefused
 from embedctl.events import Rows
 from embedctl.job.duplicates import Loser, find
-from embedctl.job.versions import publish_version
 from embedctl.ledger import dead
 from embedctl.ledger.segments import Contents, Ledger
 from embedctl.plan import Plan
@@ -96,11 +95,8 @@ def finalise(plan: Plan, storage: LocalStorage, ledger: Ledger, sink: Sink) -> R
     """
     settle_duplicates(plan, storage, ledger, sink)
     check_books(plan, ledger.contents, sink)
-    for record in live_records(ledger.contents):
-        if record.revision:
-            sink.retire(record.key)
     dead.merge(storage, [(r.key, r.revision) for r in current_dead(ledger.contents)])
-    publish_version(plan, storage, live_records(ledger.contents))
+    sink.finish(plan, live_records(ledger.contents))
     ledger.append({"kind": FINALISED, "generation": plan.generation})
     ledger.compact()
     return totals(ledger.contents)

@@ -14,7 +14,7 @@ from embedctl.errors import UsageError
 from embedctl.events import Listener
 from embedctl.job import finalise as ending
 from embedctl.job import planning, wiring
-from embedctl.job.destination import default_destination
+from embedctl.job.destination import default_destination, open_existing
 from embedctl.ledger import dead, locks
 from embedctl.ledger.segments import Ledger
 from embedctl.plan import Plan
@@ -112,9 +112,10 @@ def _rows(plan: Plan, probe: planning.Probe) -> tuple[int, bool]:
     return rows, exact
 
 
-def status(destination: str) -> dict[str, Any]:
+def status(destination: str, *, state: str | None = None) -> dict[str, Any]:
     """:raises UsageError: no destination of embedctl's there."""
-    plan, storage = open_existing(destination)
+    plan, found = open_existing(JobSpec(to=destination, state=state))
+    storage = found.storage
     contents = Ledger(storage).contents
     missing = ending.incomplete_slices(plan, contents)
     records = ending.live_records(contents)
@@ -139,22 +140,9 @@ def status(destination: str) -> dict[str, Any]:
     }
 
 
-def dead_letters(destination: str) -> Iterator[dict[str, Any]]:
+def dead_letters(destination: str, *, state: str | None = None) -> Iterator[dict[str, Any]]:
     """The dead letters that stand now, in order: file, position, id, reason."""
-    _, storage = open_existing(destination)
+    _, found = open_existing(JobSpec(to=destination, state=state))
+    storage = found.storage
     records = ending.current_dead(Ledger(storage).contents)
     return (letter for _, letter in dead.letters(storage, [(r.key, r.revision) for r in records]))
-
-
-def open_existing(destination: str) -> tuple[Plan, LocalStorage]:
-    """:raises UsageError: no destination of embedctl's there."""
-    path = Path(destination)
-    storage = LocalStorage(path)
-    plan = plans.load(storage) if (path / STATE).is_dir() else None
-    if plan is None:
-        near = [str(p) for p in sorted(Path(".").glob("*.embeddings")) if (p / STATE).is_dir()]
-        raise UsageError(
-            f"{destination}: no embeddings made by embedctl there",
-            hint=f"embedctl status {near[0]}" if near else "embedctl embed corpus.parquet",
-        )
-    return plan, storage

@@ -25,11 +25,10 @@ from embedctl.errors import PlanMismatch, SourceChanged
 from embedctl.events import Listener, Summary
 from embedctl.job import finalise as ending
 
-from embedctl.job.report import open_existing
+from embedctl.job.destination import open_existing
 from embedctl.job.execution import Execution
 from embedctl.job.signals import obeyed
 from embedctl.job.summary import summary_of
-from embedctl.job.versions import keep_first_version
 from embedctl.ledger import dead, locks
 from embedctl.ledger.segments import Ledger
 from embedctl.pipeline import WindowsOf
@@ -52,7 +51,10 @@ def retry(destination: str, overrides: Mapping[str, Any], listener: Listener) ->
     began, halt = time.monotonic(), Halt()
     lease: list[locks.Lease] = []
     with obeyed(halt, last_words=lambda: [held.release() for held in lease]), contextlib.ExitStack() as stack:
-        last, storage = open_existing(destination)
+        last, found = open_existing(JobSpec(to=destination, state=overrides.get("state")))
+        storage, sink = found.storage, found.sink
+        stack.callback(storage.drop_own_scratch)
+        stack.callback(sink.close)
         spec = JobSpec(**{**_asked(last), **overrides, "inputs": last.inputs, "to": destination})
         lease.append(
             stack.enter_context(
@@ -77,20 +79,21 @@ def retry(destination: str, overrides: Mapping[str, Any], listener: Listener) ->
             return summary_of(last, storage, ledger, Meter(), began, new_dead=0, status="nothing dead")
         plan = _next_plan(last, spec, standing) if finished else last
         if finished:
-            keep_first_version(last, storage, ending.live_records(ledger.contents))
+            sink.prepare(last)
+            sink.before_change(last, ending.live_records(ledger.contents))
             plans.publish(storage, plan)
         letters = _letters(storage, plan, standing)
         job = Execution(
             spec=spec,
             plan=plan,
             storage=storage,
+            sink=sink,
             listener=listener,
             halt=halt,
             lease=lease[0],
             began=began,
             windows_of=lambda reader: _Again(reader, plan, standing, letters, storage).windows,
         )
-        stack.callback(job.sink.close)
         mine = [s for s in plan.slices if s.index in {r.key.slice for r in standing}]
         done = job.run(mine, None)
         return replace(done, exit_code=0)

@@ -40,8 +40,11 @@ def embed(spec: JobSpec, listener: Listener) -> Summary:
     lease: list[locks.Lease] = []
     with obeyed(halt, last_words=lambda: [held.release() for held in lease]):
         files = discover(spec.inputs, spec.format)
-        storage = open_destination(spec)
+        destination = open_destination(spec)
+        storage = destination.storage
         with contextlib.ExitStack() as stack:
+            stack.callback(storage.drop_own_scratch)
+            stack.callback(destination.sink.close)
             plan, folder = _find_or_make(spec, files, storage, listener, halt, stack)
             ledger = Ledger(storage)
             if ending.is_finalised(plan, ledger.contents):
@@ -54,9 +57,17 @@ def embed(spec: JobSpec, listener: Listener) -> Summary:
                     )
                 )
             )
-            job = Execution(spec=spec, plan=plan, storage=storage, listener=listener, halt=halt, lease=lease[0], began=began)
-            stack.callback(job.sink.close)
-            return job.run(mine, folder)
+            execution = Execution(
+                spec=spec,
+                plan=plan,
+                storage=storage,
+                sink=destination.sink,
+                listener=listener,
+                halt=halt,
+                lease=lease[0],
+                began=began,
+            )
+            return execution.run(mine, folder)
 
 
 def _find_or_make(

@@ -26,6 +26,8 @@ RENEW_S = 20.0
 TAKEOVER_S = 90.0
 _POLL_S = 1.0
 
+_FIELDS = ("host", "boot", "pid", "start", "nonce", "owner", "beat", "names", "slices")
+
 Held = dict[str, Any]
 
 
@@ -130,7 +132,7 @@ def live_owners(storage: Storage) -> frozenset[str]:
 def _read(storage: Storage) -> tuple[list[Held], str | None]:
     content = storage.read(LOCKS)
     try:
-        leases: list[Held] = json.loads(content)["leases"] if content else []
+        leases: list[Held] = [{k: held[k] for k in _FIELDS} for held in json.loads(content)["leases"]] if content else []
     except (ValueError, KeyError, TypeError):
         leases = []  # an unreadable lock file protects nobody; ledger writes are put-if-absent all the same
     return leases, etag_of(content)

@@ -20,7 +20,7 @@ from embedctl.events import Listener
 from embedctl.job import finalise as ending
 from embedctl.job import planning, wiring
 from embedctl.job.duplicates import find
-from embedctl.job.report import open_existing
+from embedctl.job.destination import open_existing
 from embedctl.ledger.segments import Ledger
 from embedctl.plan import Plan
 from embedctl.records import Batch, Units, Window, WindowRecord
@@ -52,7 +52,8 @@ def verify(destination: str, *, sample: int = 64, listener: Listener) -> dict[st
 
     :raises UsageError: no destination of embedctl's there.
     """
-    plan, storage = open_existing(destination)
+    plan, found = open_existing(JobSpec(to=destination))
+    storage = found.storage
     contents = Ledger(storage).contents
     sink = ParquetSink(storage)
     sink.prepare(plan)

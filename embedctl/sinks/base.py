@@ -52,8 +52,15 @@ class Sink(Protocol):
         """Take live rows (by number among the window's live rows) out of a committed window; `output` is its new record."""
         ...
 
-    def retire(self, key: WindowKey) -> None:
-        """Remove what revision 0 of a window left behind once revision 1 is in the ledger. Absent is fine."""
+    def before_change(self, plan: Plan, records: Sequence[WindowRecord]) -> None:
+        """A finished destination is about to get a later generation than `plan`'s: keep what readers hold whole."""
+        ...
+
+    def finish(self, plan: Plan, records: Sequence[WindowRecord]) -> None:
+        """All windows are in and the books balance: build what was put off, switch readers to this generation.
+
+        May be killed and called again.
+        """
         ...
 
     def count(self, records: Sequence[WindowRecord]) -> int:

@@ -39,7 +39,10 @@ class MemorySink:
         self._dropped[record.key] = frozenset(rows)
         return output
 
-    def retire(self, key: WindowKey) -> None:
+    def before_change(self, plan: Plan, records: Sequence[WindowRecord]) -> None:
+        pass
+
+    def finish(self, plan: Plan, records: Sequence[WindowRecord]) -> None:
         pass
 
     def count(self, records: Sequence[WindowRecord]) -> int:

@@ -24,6 +24,7 @@ from embedctl.codec import dead_to_json, record_from_json, record_to_json
 from embedctl.plan import Plan
 from embedctl.records import WindowKey, WindowOutput, WindowRecord
 from embedctl.sinks.base import Reconciled
+from embedctl.sinks.versions import publish_version
 from embedctl.storage import LocalStorage, sink_error
 
 ROW_GROUP_ROWS = 25_000
@@ -90,8 +91,15 @@ class ParquetSink:
         self._publish(output, kept, json.loads(metadata.get(_DEAD, b"[]")), positions)
         return output
 
-    def retire(self, key: WindowKey) -> None:
-        self._storage.delete(part_name(key, 0))
+    def before_change(self, plan: Plan, records: Sequence[WindowRecord]) -> None:
+        publish_version(plan, self._storage, records)
+
+    def finish(self, plan: Plan, records: Sequence[WindowRecord]) -> None:
+        for record in records:
+            if record.revision:
+                self._storage.delete(part_name(record.key, 0))
+        if plan.generation > 1:
+            publish_version(plan, self._storage, records)
 
     def count(self, records: Sequence[WindowRecord]) -> int:
         return sum(self._footer(r.part).num_rows for r in records if r.part)

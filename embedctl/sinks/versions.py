@@ -22,17 +22,7 @@ def version_name(plan: Plan, generation: int, destination: str) -> str:
 
 
 def publish_version(plan: Plan, storage: LocalStorage, records: Sequence[WindowRecord]) -> None:
-    """Link the parts of `records` as this generation's version and point `current` at it; nothing for the first."""
-    if plan.generation == 1:
-        return
-    parts = [r.part for r in records if r.part]
-    name = version_name(plan, plan.generation, storage.uri)
-    storage.link_tree(parts, f"{FOLDER}/{name}")
-    storage.point(CURRENT, f"versions/{name}")
-
-
-def keep_first_version(plan: Plan, storage: LocalStorage, records: Sequence[WindowRecord]) -> None:
-    """Before the first change to a finished destination: its present state becomes a version readers can hold on to."""
+    """Link the parts of `records` as this generation's version and point `current` at it."""
     name = version_name(plan, plan.generation, storage.uri)
     storage.link_tree([r.part for r in records if r.part], f"{FOLDER}/{name}")
     storage.point(CURRENT, f"versions/{name}")
