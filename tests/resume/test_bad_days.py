@@ -28,8 +28,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus("parquet", tmp_path_factory.mktemp("days") / "in")
 
 
-def slowly(corpus: Path, out: Path) -> list[str]:
-    return ["embed", str(corpus), "--window-rows", "64", "--model", SLOW_MODEL, "--to", str(out), "--json"]
+def slowly(corpus: Path, out: Path, model: str = SLOW_MODEL) -> list[str]:
+    return ["embed", str(corpus), "--window-rows", "64", "--model", model, "--to", str(out), "--json"]
 
 
 def start(arguments: list[str]) -> subprocess.Popen[str]:
@@ -66,14 +66,14 @@ def test_a_signal_ends_the_run_resumably(corpus: Path, tmp_path: Path, signum: i
 
 
 def test_a_second_run_is_locked_out_or_waits(corpus: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    first = start(slowly(corpus, out))
+    out, model = tmp_path / "out", "fake:dim=8,sleep_ms=900"
+    first = start(slowly(corpus, out, model))
     wait_for_parts(out, 1)
-    second = run(slowly(corpus, out))
+    second = run(slowly(corpus, out, model))
     assert second.returncode == 7
     assert f"another run holds it (process {first.pid} on" in second.stderr
-    assert run([*slowly(corpus, out), "--if-locked", "skip"]).returncode == 0
-    waiting = run([*slowly(corpus, out), "--if-locked", "wait"])
+    assert run([*slowly(corpus, out, model), "--if-locked", "skip"]).returncode == 0
+    waiting = run([*slowly(corpus, out, model), "--if-locked", "wait"])
     assert waiting.returncode == 0
     assert json.loads(waiting.stdout)["status"] == "already done"
     _, stderr = first.communicate(timeout=60)
