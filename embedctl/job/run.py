@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from embedctl import plan as plans
-from embedctl.errors import PlanMismatch, SourceChanged
+from embedctl.errors import Locked, PlanMismatch, SourceChanged
 from embedctl.events import Listener, Summary
 from embedctl.job import finalise as ending
 from embedctl.job import planning
-from embedctl.job.destination import open_destination
+from embedctl.job.destination import default_destination, open_destination
 from embedctl.job.execution import Execution
 from embedctl.job.signals import obeyed
-from embedctl.job.summary import summary_of
+from embedctl.job.summary import skipped_summary, summary_of
 from embedctl.ledger import locks
 from embedctl.ledger.segments import Ledger
 from embedctl.models.load import ModelFolder
@@ -35,6 +35,16 @@ def embed(spec: JobSpec, listener: Listener) -> Summary:
 
     :raises EmbedctlError: see errors.py; what was committed stays, and the same command goes on from there.
     """
+    try:
+        return _embed(spec, listener)
+    except Locked as exc:
+        if spec.if_locked != "skip":
+            raise
+        listener.note(f"{exc}; stepped aside")
+        return skipped_summary(spec.to or default_destination(spec.inputs))
+
+
+def _embed(spec: JobSpec, listener: Listener) -> Summary:
     began = time.monotonic()
     halt = Halt()
     lease: list[locks.Lease] = []

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from embedctl.errors import EXIT_NEW_DEAD, EXIT_OK
-from embedctl.events import Summary
+from embedctl.events import Rows, Summary
 from embedctl.job import finalise as ending
 from embedctl.ledger.segments import Ledger
 from embedctl.plan import Plan
@@ -37,3 +37,11 @@ def summary_of(
         seconds={"total": time.monotonic() - began, **meter.busy_s},
         details=details,
     )
+
+
+def skipped_summary(destination: str) -> Summary:
+    """Another run holds the destination, and this one was told to step aside."""
+    return Summary(
+        status="skipped: locked", exit_code=EXIT_OK, destination=destination, recipe="", rows=Rows(), units=0, tokens=0,
+        truncated=0, padding=0.0, seconds={"total": 0.0},
+    )  # fmt: skip

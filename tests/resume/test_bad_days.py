@@ -72,7 +72,9 @@ def test_a_second_run_is_locked_out_or_waits(corpus: Path, tmp_path: Path) -> No
     second = run(slowly(corpus, out, model))
     assert second.returncode == 7
     assert f"another run holds it (process {first.pid} on" in second.stderr
-    assert run([*slowly(corpus, out, model), "--if-locked", "skip"]).returncode == 0
+    skipped = run([*slowly(corpus, out, model), "--if-locked", "skip"])
+    assert skipped.returncode == 0
+    assert json.loads(skipped.stdout)["status"] == "skipped: locked"
     waiting = run([*slowly(corpus, out, model), "--if-locked", "wait"])
     assert waiting.returncode == 0
     assert json.loads(waiting.stdout)["status"] == "already done"
