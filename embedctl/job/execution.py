@@ -269,10 +269,11 @@ class Execution:
             raise self._too_many(self.rows.dead, str(self.spec.max_dead))
         with locks.lease(self.storage, names=["finalise"], wait=True, listener=self.listener):
             ledger = Ledger(self.storage)
-            if not ending.is_finalised(self.plan, ledger.contents):
-                before = ending.totals(ledger.contents).dead
-                self.rows = ending.finalise(self.plan, self.storage, ledger, self.sink)
-                self.new_dead += self.rows.dead - before
+            if ending.is_finalised(self.plan, ledger.contents):
+                return self._summary(ledger, "already done")
+            before = ending.totals(ledger.contents).dead
+            self.rows = ending.finalise(self.plan, self.storage, ledger, self.sink)
+            self.new_dead += self.rows.dead - before
         return self._summary(ledger, "done")
 
     def _summary(self, ledger: Ledger, status: str) -> Summary:
