@@ -20,7 +20,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 EXIT_OK = 0
 EXIT_NEW_DEAD = 3
@@ -35,6 +35,9 @@ class EmbedctlError(Exception):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (type(self), self.args, self.__dict__)
 
 
 class Transient(EmbedctlError):
@@ -97,3 +100,11 @@ class Interrupted(EmbedctlError):
     def __init__(self, signum: int) -> None:
         super().__init__("interrupted; run the same command again to go on")
         self.signum = signum
+
+
+def _rebuilt(kind: type[EmbedctlError], args: tuple[Any, ...], state: dict[str, Any]) -> EmbedctlError:
+    """An error as it was in another process, its hint included."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error

@@ -81,7 +81,7 @@ class JobSpec:
     compile: bool | None = _opt("tuning", None)
     window_rows: int = _opt("tuning", 8192)
     window_bytes: int = _opt("tuning", 8 << 20)
-    slice_bytes: int = _opt("tuning", 256 << 20)
+    slice_bytes: int = _opt("tuning", 64 << 20)
 
     on_error: str = _opt("policy", "dead-letter", choices=("dead-letter", "fail"))
     max_dead: str | None = _opt("policy", None)
@@ -90,7 +90,7 @@ class JobSpec:
     state: str | None = _opt("run", None)
     num_shards: int = _opt("run", 1)
     shard_index: int = _opt("run", 0)
-    workers: int = _opt("run", 1)
+    workers: int | None = _opt("run", None)
     offline: bool = _opt("run", False)
 
     def __post_init__(self) -> None:

@@ -18,19 +18,21 @@ PEERS = Path(__file__).with_name("peers")
 class Environment:
     """requirements: pip's. no_deps: installed alone first, then what it asks for itself, less `leave_out`.
 
-    constrained: torch comes from constraints.txt, so that it is the CPU build.
+    remove: what would come along and fail beside torch's CPU build. constrained: torch comes from constraints.txt, which
+    is that build.
     """
 
     requirements: tuple[str, ...]
     no_deps: bool = False
     leave_out: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
     constrained: bool = True
 
 
 ENVIRONMENTS: Mapping[str, Environment] = {
     "sentence-transformers": Environment(requirements=("sentence-transformers==6.2.0",)),
     "onnx": Environment(requirements=("sentence-transformers==5.7.0", "optimum-onnx[onnxruntime]==0.1.0")),
-    "openvino": Environment(requirements=("sentence-transformers[openvino]==6.2.0",)),
+    "openvino": Environment(requirements=("sentence-transformers[openvino]==6.2.0",), remove=("torchvision",)),
     "fastembed": Environment(requirements=("fastembed==0.9.1",), constrained=False),
     "infinity": Environment(requirements=("infinity-emb[torch,server]==0.0.77",)),
     "vllm": Environment(

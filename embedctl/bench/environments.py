@@ -36,6 +36,8 @@ def python_of(name: str, environment: Environment, *, root: Path, constraints: P
         _run([*pip, *held, *_needed(str(python), environment)])
     else:
         _run([*pip, *held, *environment.requirements])
+    if environment.remove:
+        _run([str(python), "-m", "pip", "uninstall", "--quiet", "--yes", *environment.remove])
     stamp.write_text(wanted, encoding="ascii")
     return str(python)
 

@@ -60,8 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Results on stdout, everything else on stderr; returns the exit code, never raises."""
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = app(args=args, prog_name="embedctl", standalone_mode=False)
-        sys.stdout.flush()
+        with failures.terminable():
+            code = app(args=args, prog_name="embedctl", standalone_mode=False)
+            sys.stdout.flush()
     except BaseException as exc:
         if isinstance(exc, BrokenPipeError) or isinstance(exc.__context__, BrokenPipeError):
             return _reader_gone()

@@ -10,11 +10,14 @@ import contextlib
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 
 from typer.exceptions import Abort, Exit, TyperException
 
@@ -22,8 +25,30 @@ from embedctl.errors import EmbedctlError, Interrupted
 from embedctl.events import SUMMARY_VERSION
 
 INTERRUPTED = 130
+TERMINATED = 143
 BROKEN_PIPE = 141
 INTERNAL = 1
+
+
+class Terminated(BaseException):
+    """SIGTERM where no run obeys it. No `Exception`, so that nothing on the way takes it for a failure of its own."""
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Within the block SIGTERM is told like any other end. A run has its own way to obey it."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def tell(exc: BaseException, args: Sequence[str]) -> int:
@@ -51,8 +76,9 @@ def _words(exc: BaseException, args: Sequence[str]) -> tuple[int, str, str | Non
     if isinstance(exc, (Exit, SystemExit)):
         code = exc.exit_code if isinstance(exc, Exit) else exc.code
         return (code if isinstance(code, int) else INTERNAL), "", None
-    if isinstance(exc, (KeyboardInterrupt, Abort)):
-        return INTERRUPTED, "interrupted; run the same command again to go on", None
+    if isinstance(exc, (KeyboardInterrupt, Abort, Terminated)):
+        code = TERMINATED if isinstance(exc, Terminated) else INTERRUPTED
+        return code, "interrupted; run the same command again to go on", None
     where = "" if os.environ.get("EMBEDCTL_DEBUG") else f"; the traceback is in {_keep_traceback(exc)}"
     reason = " ".join(str(exc).split())
     return INTERNAL, f"internal error: {type(exc).__name__}: {reason}{where}", "report it with the traceback"

@@ -142,6 +142,13 @@ def _load(loader: object, folder: ModelFolder, device: str, attention: str | Non
     return model
 
 
+def cuda_devices() -> int:
+    """How many CUDA devices this process sees."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
 def resolve_device(requested: str | None) -> str:
     """`cuda`, `mps` or `cpu` for None and auto; anything else is checked.
 

@@ -22,6 +22,7 @@ from embedctl.sinks.base import Sink
 from embedctl.storage import LocalStorage
 
 FINALISED = "finalised"
+REOPENED = "reopened"
 
 
 def is_complete(plan: Plan, contents: Contents) -> bool:
@@ -42,7 +43,19 @@ def incomplete_slices(plan: Plan, contents: Contents) -> list[int]:
 
 
 def is_finalised(plan: Plan, contents: Contents) -> bool:
-    return any(e["kind"] == FINALISED and e["generation"] == plan.generation for e in contents.events)
+    """Whether the generation was finished, and not opened again since because parts were lost."""
+    return rounds(plan, contents, FINALISED) > rounds(plan, contents, REOPENED)
+
+
+def rounds(plan: Plan, contents: Contents, kind: str) -> int:
+    """How often the generation was finished, or opened again."""
+    return sum(e["kind"] == kind and e["generation"] == plan.generation for e in contents.events)
+
+
+def reopen(plan: Plan, ledger: Ledger) -> None:
+    """Parts of a finished generation are gone: it is to be completed and finished again."""
+    number = rounds(plan, ledger.contents, REOPENED)
+    ledger.append({"kind": REOPENED, "generation": plan.generation, "round": number})
 
 
 def live_records(contents: Contents) -> list[WindowRecord]:
@@ -97,7 +110,8 @@ def finalise(plan: Plan, storage: LocalStorage, ledger: Ledger, sink: Sink) -> R
     check_books(plan, ledger.contents, sink)
     dead.merge(storage, [(r.key, r.revision) for r in current_dead(ledger.contents)])
     sink.finish(plan, live_records(ledger.contents))
-    ledger.append({"kind": FINALISED, "generation": plan.generation})
+    number = rounds(plan, ledger.contents, FINALISED)
+    ledger.append({"kind": FINALISED, "generation": plan.generation, "round": number})
     ledger.compact()
     return totals(ledger.contents)
 
@@ -131,7 +145,7 @@ def _drop(
     rows = np.array(sorted(loser.row for loser in losers), dtype=np.int64)
     file_of = np.repeat([b.file for b in record.books], [b.written for b in record.books])
     lost = {f: int((file_of[rows] == f).sum()) for f in set(file_of[rows].tolist())}
-    changed = replace(record, revision=1, books=tuple(_moved(b, lost.get(b.file, 0), as_dead) for b in record.books))
+    changed = replace(record, revision=ledger.contents.next_revision(record.key), books=tuple(_moved(b, lost.get(b.file, 0), as_dead) for b in record.books))
     if as_dead:
         ids, positions = sink.rows(record)
         letters = [
@@ -144,7 +158,7 @@ def _drop(
             for _, o in dead.letters(storage, [(record.key, 0)])
         ]
         both = sorted((*earlier, *letters), key=lambda d: (d.file, d.position))
-        dead.put(storage, record.key, both, plan.files, revision=1)
+        dead.put(storage, record.key, both, plan.files, revision=changed.revision)
     ledger.append(sink.drop_rows(record, changed, rows.tolist()))
 
 

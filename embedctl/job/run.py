@@ -24,6 +24,7 @@ from embedctl.ledger.segments import Ledger
 from embedctl.models.load import ModelFolder
 from embedctl.plan import Plan
 from embedctl.records import SourceFile
+from embedctl.sinks.base import Sink
 from embedctl.sources.files import discover, snapshot
 from embedctl.spec import JobSpec
 from embedctl.stages.flow import Halt, Meter
@@ -57,7 +58,7 @@ def _embed(spec: JobSpec, listener: Listener) -> Summary:
             stack.callback(destination.sink.close)
             plan, folder = _find_or_make(spec, files, storage, listener, halt, stack)
             ledger = Ledger(storage)
-            if ending.is_finalised(plan, ledger.contents):
+            if ending.is_finalised(plan, ledger.contents) and not _lost(plan, destination.sink, ledger):
                 return summary_of(plan, storage, ledger, Meter(), began, new_dead=0, status="already done")
             mine = [s for s in plan.slices if s.index % spec.num_shards == spec.shard_index]
             lease.append(
@@ -78,6 +79,12 @@ def _embed(spec: JobSpec, listener: Listener) -> Summary:
                 began=began,
             )
             return execution.run(mine, folder)
+
+
+def _lost(plan: Plan, sink: Sink, ledger: Ledger) -> bool:
+    """Whether the destination has lost windows of the finished plan."""
+    sink.prepare(plan)
+    return bool(sink.reconcile(ending.live_records(ledger.contents)).lost)
 
 
 def _find_or_make(

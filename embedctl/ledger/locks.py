@@ -43,11 +43,7 @@ class Lease:
 
     def check(self) -> None:
         """:raises Locked: the lease was taken over by another run."""
-        if not any(held["nonce"] == self.nonce for held in _read(self._storage)[0]):
-            raise Locked(
-                f"{self._storage.uri}: another run took over this one's lock",
-                hint="see who runs with: embedctl status " + self._storage.uri,
-            )
+        check(self._storage, self.nonce)
 
     def release(self) -> None:
         """Give the lease back; twice is fine."""
@@ -61,6 +57,15 @@ class Lease:
 
     def _renewed(self, leases: list[Held]) -> list[Held]:
         return [{**h, "beat": h["beat"] + 1} if h["nonce"] == self.nonce else h for h in leases]
+
+
+def check(storage: Storage, nonce: str) -> None:
+    """:raises Locked: no lease of this nonce stands any more."""
+    if not any(held["nonce"] == nonce for held in _read(storage)[0]):
+        raise Locked(
+            f"{storage.uri}: another run took over this one's lock",
+            hint=f"see who runs with: embedctl status {storage.uri}",
+        )
 
 
 @contextlib.contextmanager

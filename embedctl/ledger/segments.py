@@ -20,6 +20,8 @@ from embedctl.storage import STATE, Storage
 
 FOLDER = f"{STATE}/ledger"
 FOLD = 64
+LOST = "lost"
+"""Kind of the event that a revised window's part is gone, so that its first revision counts again."""
 
 
 @dataclass(slots=True)
@@ -28,16 +30,38 @@ class Contents:
 
     windows: dict[WindowKey, WindowRecord] = field(default_factory=dict)
     events: list[Json] = field(default_factory=list)
+    _revised: dict[WindowKey, dict[int, WindowRecord]] = field(default_factory=dict)
+    _lost: dict[WindowKey, int] = field(default_factory=dict)
 
     def add(self, obj: Json) -> None:
-        if obj.get("kind") != "window":
-            if obj not in self.events:
-                self.events.append(obj)
+        """Take one record in; the order does not matter, nor how often."""
+        if obj.get("kind") == "window":
+            record = record_from_json(obj)
+            self._revised.setdefault(record.key, {})[record.revision] = record
+            self._choose(record.key)
             return
-        record = record_from_json(obj)
-        known = self.windows.get(record.key)
-        if known is None or record.revision > known.revision:
-            self.windows[record.key] = record
+        if obj not in self.events:
+            self.events.append(obj)
+        if obj.get("kind") == LOST:
+            key = WindowKey(generation=obj["key"][0], slice=obj["key"][1], window=obj["key"][2])
+            self._lost[key] = max(obj["revision"], self._lost.get(key, 0))
+            self._choose(key)
+
+    def drop(self, key: WindowKey) -> None:
+        """Forget a window, until its record is added again."""
+        self._revised.pop(key, None)
+        self.windows.pop(key, None)
+
+    def next_revision(self, key: WindowKey) -> int:
+        """A revision that no record of this window, kept or lost, has had."""
+        return 1 + max([self._lost.get(key, 0), *self._revised.get(key, {})])
+
+    def _choose(self, key: WindowKey) -> None:
+        standing = [r for n, r in self._revised.get(key, {}).items() if n == 0 or n > self._lost.get(key, 0)]
+        if standing:
+            self.windows[key] = max(standing, key=lambda r: r.revision)
+        else:
+            self.windows.pop(key, None)
 
     def of_generation(self, generation: int) -> list[WindowRecord]:
         return sorted((r for k, r in self.windows.items() if k.generation == generation), key=lambda r: r.key)
@@ -64,6 +88,17 @@ class Ledger:
             self.contents.add(obj)
         if len(self._small) >= FOLD:
             self._fold()
+
+    def forget(self, records: Iterable[WindowRecord]) -> None:
+        """What the destination has lost is no longer committed."""
+        revised = [r for r in records if r.revision]
+        if revised:
+            keys = [(r.key, r.revision) for r in revised]
+            self.append(
+                *({"kind": LOST, "key": [k.generation, k.slice, k.window], "revision": n} for k, n in keys)
+            )
+        for record in records:
+            self.contents.drop(record.key)
 
     def compact(self) -> None:
         """Fold every segment found at opening, and this writer's own, into one. The caller holds the destination."""

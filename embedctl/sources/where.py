@@ -1,7 +1,7 @@
 """`--where`: a SQL boolean expression over a row's columns, evaluated by DuckDB.
 
 Enters: an expression and record batches. Leaves: which rows it keeps; null counts as false. Refused: what is not one
-expression, an unknown column, a function whose answer differs from run to run. Files and network are out of reach.
+expression, an unknown column, a function whose answer differs from run to run or looks at other rows. Files and network are out of reach.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class Where:
         answer = self._run(pa.Table.from_batches([], schema=columns)).schema.field(0).type
         if not pa.types.is_boolean(answer):
             raise UsageError(f"--where: {expression!r} gives {answer}, not true or false", hint=_EXAMPLE)
+        self._check_one_row(f"SELECT 1 FROM {rows} WHERE ({expression}\n)")
 
     def mask(self, batch: pa.RecordBatch) -> np.ndarray:
         """bool (rows,): true where the expression is true.
@@ -79,6 +80,17 @@ class Where:
 
     def close(self) -> None:
         self._connection.close()
+
+    def _check_one_row(self, sql: str) -> None:
+        """What looks at other rows would depend on how the corpus is cut: aggregates, windows, unnest."""
+        import duckdb
+
+        try:
+            self._connection.sql(sql).fetchall()
+        except duckdb.Error as exc:
+            raise UsageError(
+                f"--where: {self.expression!r} does not judge a row by itself: {_first_line(exc)}", hint=_EXAMPLE
+            ) from exc
 
     def _run(self, table: pa.Table) -> pa.Table:
         import duckdb

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from embedctl.testing.resume import run
+from tests.resume.conftest import SMALL, write_corpus
+
 
 def waiting_on_stdin(out: Path, *, rows: int, until_parts: int) -> tuple[subprocess.Popen[bytes], int]:
     """A run fed `rows` rows through a pipe that stays open."""
@@ -41,3 +44,30 @@ def test_a_signal_while_standard_input_says_nothing(tmp_path: Path, rows: int, u
     assert process.returncode == 143, stderr
     assert json.loads(stdout)["exit_code"] == 143
     assert b"Fatal Python error" not in stderr
+
+
+@pytest.mark.parametrize("leases", ["5", "null", "[1]", '[{"nonce": "x"}]'])
+def test_a_mangled_lock_file_protects_nobody(tmp_path: Path, leases: str) -> None:
+    out = tmp_path / "out"
+    arguments = ["embed", str(write_corpus("parquet", tmp_path / "in")), *SMALL, "--to", str(out)]
+    assert run(arguments, failpoint="before-ledger:3").returncode == -9
+    (out / ".embedctl" / "locks.json").write_text(f'{{"version": 1, "leases": {leases}}}')
+    assert json.loads(run(["status", str(out), "--json"]).stdout)["locks"] == []
+    done = run(arguments)
+    assert done.returncode == 3, done.stderr
+
+
+@pytest.mark.parametrize("command", ["plan", "embed"])
+def test_sigterm_outside_a_run_is_told(tmp_path: Path, command: str) -> None:
+    corpus = write_corpus("jsonl", tmp_path / "in")
+    code = (
+        "import os, signal, sys\n"
+        "from embedctl import spec\n"
+        "spec.resolve = lambda *a, **k: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "from embedctl.cli.app import main\n"
+        f"sys.exit(main([{command!r}, {str(corpus)!r}, '--json']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 143, done.stderr
+    assert json.loads(done.stdout)["exit_code"] == 143
+    assert done.stderr == "error: interrupted; run the same command again to go on\n"

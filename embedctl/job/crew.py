@@ -1,0 +1,119 @@
+"""Several worker processes on one machine, one a device where there are several: each runs its own pipeline.
+
+The parent holds the lease and hears of every commit; workers write their own ledger segments. Same plan, same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from embedctl import plan as plans
+from embedctl.codec import record_from_json, record_to_json
+from embedctl.events import Silent
+from embedctl.job.destination import open_destination
+from embedctl.job.encoding import Encoding
+from embedctl.ledger import locks
+from embedctl.ledger.segments import Ledger
+from embedctl.plan import Plan
+from embedctl.records import DeadRow, Slice, WindowRecord
+from embedctl.scale.workers import Report, share
+from embedctl.spec import JobSpec
+from embedctl.stages.flow import Halt, Meter
+from embedctl.storage import LocalStorage
+
+if TYPE_CHECKING:
+    from embedctl.job.execution import Execution
+
+
+def count(spec: JobSpec, plan: Plan) -> int:
+    """Worker processes: as asked, else one for each CUDA device when the plan is for `cuda`, else one."""
+    if spec.workers is not None:
+        return spec.workers
+    return _cuda_devices() if plan.resolved["device"] == "cuda" and spec.device in (None, "cuda", "auto") else 1
+
+
+def run(execution: Execution, tasks: Sequence[int], workers: int) -> None:
+    """Commit the slices `tasks`. :raises EmbedctlError: the first failure of any worker."""
+
+    def heard(number: int, report: Mapping[str, Any]) -> int | None:
+        if report["kind"] == "batch":
+            execution.tally.encoded(report["tokens"], report["sequences"])
+            return None
+        record = record_from_json(report["record"])
+        for stage, seconds in report["busy_s"].items():
+            execution.meter.busy_s[stage] += seconds
+        execution.committed(record, tuple(report["dead"]))
+        return record.key.slice if record.last else None
+
+    work = _Work(
+        spec=execution.spec, generation=execution.plan.generation, nonce=execution.lease.nonce, workers=workers
+    )
+    share(tasks, workers, work, halt=execution.halt, on_report=heard, note=execution.listener.note)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """What a worker process is told; picklable."""
+
+    spec: JobSpec
+    generation: int
+    nonce: str
+    workers: int
+
+    def __call__(self, number: int, tasks: Iterator[int], report: Report, halt: Halt) -> None:
+        destination = open_destination(self.spec)
+        storage = destination.storage
+        plan = plans.load(storage, self.generation)
+        assert plan is not None
+        plan = self._for_worker(plan, number)
+        destination.sink.prepare(plan)
+        ledger, meter, told = Ledger(storage), Meter(), dict.fromkeys(Meter.STAGES, 0.0)
+        died = 0
+
+        def committed(record: WindowRecord, dead: tuple[DeadRow, ...]) -> None:
+            nonlocal died
+            died += len(dead)
+            busy = {s: meter.busy_s[s] - told[s] for s in told}
+            told.update(meter.busy_s)
+            report({"kind": "commit", "record": record_to_json(record), "dead": list(dead), "busy_s": busy})
+
+        encoding = Encoding(
+            spec=self.spec,
+            plan=plan,
+            storage=storage,
+            sink=destination.sink,
+            ledger=ledger,
+            listener=Silent(),
+            halt=halt,
+            meter=meter,
+            check_lease=lambda: locks.check(storage, self.nonce),
+            on_batch=lambda b: report({"kind": "batch", "tokens": b.num_tokens, "sequences": len(b.units)}),
+            on_commit=committed,
+            dead_before=lambda: died,
+        )
+        encoding.run(_slices(plan, storage, tasks))
+        storage.drop_own_scratch()
+
+    def _for_worker(self, plan: Plan, number: int) -> Plan:
+        """The plan with this worker's device, and its share of the threads."""
+        resolved = dict(plan.resolved)
+        resolved["threads"] = max(1, resolved["threads"] // self.workers)
+        devices = _cuda_devices() if resolved["device"] == "cuda" else 0
+        if devices:
+            resolved["device"] = f"cuda:{number % devices}"
+        return replace(plan, resolved=resolved)
+
+
+def _slices(plan: Plan, storage: LocalStorage, tasks: Iterator[int]) -> Iterator[tuple[Slice, Mapping[int, WindowRecord]]]:
+    """Each dealt slice with what is committed of it by now, perhaps by a worker that died."""
+    for index in tasks:
+        records = Ledger(storage).contents.of_generation(plan.generation)
+        yield plan.slices[index], {r.key.window: r for r in records if r.key.slice == index}
+
+
+def _cuda_devices() -> int:
+    from embedctl.encoders.open import cuda_devices
+
+    return cuda_devices()

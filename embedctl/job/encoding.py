@@ -1,0 +1,183 @@
+"""Slices -> committed windows, in this process: opens what a pipeline needs as the plan says, and runs it.
+
+The parent runs one of these, or each worker process does. Refuses: another model than the plan's, too many dead rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from embedctl.encoders.base import Encoder
+from embedctl.errors import GuardRefused, PlanMismatch
+from embedctl.events import Listener
+from embedctl.job import planning, wiring
+from embedctl.job.replay import Replay
+from embedctl.ledger.segments import Ledger
+from embedctl.models.load import ModelFolder
+from embedctl.pipeline import WindowsOf, Worker, run
+from embedctl.plan import Plan
+from embedctl.records import Batch, DeadRow, Slice, WindowKey, WindowRecord
+from embedctl.sinks.base import Sink
+from embedctl.sources.files import check_unchanged
+from embedctl.spec import JobSpec
+from embedctl.stages.commit import Committer
+from embedctl.stages.encode import Engine
+from embedctl.stages.flow import Halt, Meter
+from embedctl.stages.windows import WindowReader
+from embedctl.storage import LocalStorage
+from embedctl.tokens.pack import padding_of, split_batch
+
+
+@dataclass(slots=True, kw_only=True)
+class Encoding:
+    """`dead_before`: rows dead so far in the whole job, for `--max-dead`. `windows_of` lets a retry choose its rows."""
+
+    spec: JobSpec
+    plan: Plan
+    storage: LocalStorage
+    sink: Sink
+    ledger: Ledger
+    listener: Listener
+    halt: Halt
+    meter: Meter
+    check_lease: Callable[[], None]
+    on_batch: Callable[[Batch], None]
+    on_commit: Callable[[WindowRecord, tuple[DeadRow, ...]], None]
+    dead_before: Callable[[], int]
+    windows_of: Callable[[WindowReader], WindowsOf] | None = None
+    _ranges_known: np.ndarray | None = field(default=None, init=False)
+
+    def run(self, slices: Iterable[tuple[Slice, Mapping[int, WindowRecord]]], folder: ModelFolder | None = None) -> None:
+        """Commit what is missing of the slices. :raises EmbedctlError: the first failure of any stage."""
+        folder = folder or planning.open_model(self.spec)
+        self._check_model(folder)
+        encoder = wiring.open_planned_encoder(folder, self.plan.spec, self.plan.resolved)
+        try:
+            self._note_engine(encoder)
+            self.halt.check()
+            with ThreadPoolExecutor(encoder.lanes, thread_name_prefix="encode") as pool:
+                run(self._worker(folder, encoder, pool), slices)
+        finally:
+            encoder.close()
+
+    def _worker(self, folder: ModelFolder, encoder: Encoder, pool: ThreadPoolExecutor) -> Worker:
+        tokenizer = wiring.open_tokenizer(folder, self.plan.resolved, self.plan.spec)
+        engine = Engine(
+            encoder=encoder,
+            split=split_batch,
+            padded=padding_of if encoder.padded else lambda batch: batch.num_tokens,
+            pool=pool,
+        )
+        committer = Committer(
+            plan=self.plan,
+            storage=self.storage,
+            sink=self.sink,
+            ledger=self.ledger,
+            rules=wiring.vector_rules(self.plan, self._ranges),
+            check_dead=self._check_dead,
+            check_source=self._check_source,
+            check_lease=self.check_lease,
+        )
+        return Worker(
+            windows=(self.windows_of or _whole_slices)(self._reader()),
+            text=wiring.text_rules(self.plan, tokenizer, encoder.padded),
+            engine=engine,
+            committer=committer,
+            budget=self._budget,
+            halt=self.halt,
+            meter=self.meter,
+            on_batch=self.on_batch,
+            on_commit=self.on_commit,
+        )
+
+    def _reader(self) -> WindowReader:
+        blocks, rules = wiring.blocks_of(self.plan), wiring.row_rules(self.plan)
+        if not self.plan.is_stream or self.plan.targets is not None:
+            return WindowReader(self.plan, rules, blocks)
+        replay = Replay(self.ledger.contents.of_generation(self.plan.generation))
+        return WindowReader(self.plan, rules, replay.watch(blocks), replay.digest)
+
+    def _check_model(self, folder: ModelFolder) -> None:
+        if folder.fingerprint() != self.plan.model["fingerprint"]:
+            raise PlanMismatch(
+                f"{self.spec.model}: its weights or tokenizer are not the ones {self.storage.uri} was begun with",
+                hint="bring the old model back, or start a new job with another --to",
+            )
+
+    def _note_engine(self, encoder: Encoder) -> None:
+        """Remember what computes; on a resume say so when it is something else, since bytes may then differ."""
+        told = encoder.describe()
+        engine = {k: told.get(k) for k in ("engine", "dtype", "attention")}
+        known = [e["engine"] for e in self.ledger.contents.events if e["kind"] == "engine"]
+        if not known:
+            self.ledger.append({"kind": "engine", "engine": engine})
+        elif engine not in known:
+            self.listener.note(
+                f"begun with {_told(known[0])}, going on with {_told(engine)}: vectors agree closely, not to the byte"
+            )
+        for note in told.get("notes", []):
+            self.listener.note(str(note))
+
+    def _check_source(self, files: Sequence[int]) -> None:
+        for index in files:
+            check_unchanged(self.plan.files[index])
+
+    def _check_dead(self, dead: Sequence[DeadRow]) -> None:
+        """Before a window is committed, so that the same command is refused again until the rows or the limit change."""
+        if dead and self.spec.on_error == "fail":
+            raise GuardRefused(
+                f"{self.plan.files[dead[0].file].uri}:{dead[0].position}: {dead[0].reason}",
+                hint="go past bad rows with --on-error dead-letter",
+            )
+        limit, _ = self.spec.dead_limit()
+        count = self.dead_before() + len(dead)
+        if limit is not None and count > limit:
+            raise too_many(count, f"{limit}", self.storage.uri)
+
+    def _ranges(self, vectors: np.ndarray) -> np.ndarray:
+        """int8 ranges: the plan's; for standard input the first window's, remembered in the ledger."""
+        if self._ranges_known is None:
+            known = ranges_of(self.plan, self.ledger)
+            if known is None:
+                from embedctl.heads.precision import calibrate
+
+                known = calibrate(vectors)
+                self.ledger.append({"kind": "int8_ranges", "ranges": known.tolist()})
+            self._ranges_known = known
+        return self._ranges_known
+
+    def _budget(self, key: WindowKey) -> int:
+        """Tokens a batch for this window: the plan's, or what an earlier out-of-memory left."""
+        place = [key.generation, key.slice, key.window]
+        events = self.ledger.contents.events
+        lowered = [e["batch_tokens"] for e in events if e["kind"] == "budget" and e["after"] < place]
+        return min([self.plan.resolved["batch_tokens"], *lowered])
+
+
+def ranges_of(plan: Plan, ledger: Ledger) -> np.ndarray | None:
+    """float32 (2, C): the job's int8 ranges, None where none were needed or measured yet."""
+    if plan.int8_ranges is not None:
+        return np.array(plan.int8_ranges, dtype=np.float32)
+    for event in ledger.contents.events:
+        if event["kind"] == "int8_ranges":
+            return np.array(event["ranges"], dtype=np.float32)
+    return None
+
+
+def too_many(count: int, limit: str, uri: str) -> GuardRefused:
+    return GuardRefused(
+        f"{count} rows are dead, more than --max-dead {limit}",
+        hint=f"see those before with: embedctl status {uri} --dead; or allow more with --max-dead",
+    )
+
+
+def _whole_slices(reader: WindowReader) -> WindowsOf:
+    return reader.windows
+
+
+def _told(engine: Mapping[str, str | None]) -> str:
+    return ", ".join(str(v) for v in engine.values() if v)
