@@ -16,8 +16,8 @@ SUMMARY_VERSION = 1
 class Progress:
     """Totals so far. `rows_total` and `bytes_total` are None where the source cannot tell.
 
-    `resumed_rows` were committed by an earlier run and are part of `rows`; `tokens` are this run's. `busy_s` holds the seconds each stage
-    ("read", "tokenize", "encode", "write") has worked; the stage with most is the bottleneck.
+    `resumed_rows` were committed by an earlier run and are part of `rows`; `tokens` are this run's. `busy_s` holds the
+    seconds each stage ("read", "tokenize", "encode", "write") has worked; the stage with most is the bottleneck.
     """
 
     rows: int

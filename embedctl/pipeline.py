@@ -64,6 +64,13 @@ def run(worker: Worker, slices: Iterable[tuple[Slice, Mapping[int, WindowRecord]
         halt.check()
         worker.on_batch(batch)
 
+    def finish(started: encoding.Started, last: WindowKey) -> int:
+        """Pass the window on; the budget that later windows should use."""
+        with meter.busy("encode"):
+            done = encoding.finish(started, worker.engine, tick, last)
+        encoded.put(done, done.vectors.nbytes)
+        return done.budget
+
     def commit() -> None:
         for window in encoded:
             with meter.busy("write"):
@@ -71,13 +78,22 @@ def run(worker: Worker, slices: Iterable[tuple[Slice, Mapping[int, WindowRecord]
             worker.on_commit(record, dead)
 
     with stage("read", halt, read), stage("tokenize", halt, tokenize), stage("write", halt, commit, 3.0):
-        lowest: int | None = None
+        budget: int | None = None
+        running: encoding.Started | None = None  # lanes go on with the next window before this one is finished
         for ready in prepared:
-            if lowest is not None and lowest < ready.batch_tokens:
-                ready = repack(ready, worker.text, lowest)
-            with meter.busy("encode"):
-                done = encoding.encode(ready, worker.engine, tick)
-            if done.budget < ready.batch_tokens:
-                lowest = done.budget
-            encoded.put(done, done.vectors.nbytes)
+            if budget is not None and budget < ready.batch_tokens:
+                ready = repack(ready, worker.text, budget)
+            started = encoding.start(ready, worker.engine)
+            if running is not None:
+                budget = _smaller(budget, finish(running, ready.window.key))
+            running = started
+            if not prepared.has_item():
+                budget = _smaller(budget, finish(running, ready.window.key))
+                running = None
+        if running is not None:
+            finish(running, running.prepared.window.key)
         encoded.close()
+
+
+def _smaller(one: int | None, other: int) -> int:
+    return other if one is None else min(one, other)

@@ -30,8 +30,9 @@ _FREE = frozenset({"device", "memory"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """See DESIGN words: plan. `spec` holds the fields of kind rows, recipe and tuning as asked; `resolved` what they
-    became. `job` names the first generation's plan in every part's footer. `schema` is what readers deliver. `int8_ranges` is (2, C) as nested lists, or None.
-    `targets`: the (slice, window) places a retry goes over, None for a first generation."""
+    became. `job` names the first generation's plan in every part's footer. `schema` is what readers deliver.
+    `int8_ranges` is (2, C) as nested lists, or None. `targets`: the (slice, window) places a retry
+    goes over, None for a first generation."""
 
     generation: int
     job: str
@@ -160,7 +161,8 @@ def load(storage: Storage, generation: int | None = None) -> Plan | None:
         return Plan.from_json(json.loads(content))
     except (ValueError, KeyError, TypeError) as exc:
         raise PlanMismatch(
-            f"{storage.uri}/{_name(generation)}: not a readable plan ({exc})", hint="choose another destination with --to"
+            f"{storage.uri}/{_name(generation)}: not a readable plan ({exc})",
+            hint="choose another destination with --to",
         ) from exc
 
 
@@ -194,7 +196,13 @@ def _is_tuning(name: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-    return "nothing" if value in (None, [], False) else ",".join(map(str, value)) if isinstance(value, list) else repr(value)
+    return (
+        "nothing"
+        if value in (None, [], False)
+        else ",".join(map(str, value))
+        if isinstance(value, list)
+        else repr(value)
+    )
 
 
 def _name(generation: int) -> str:

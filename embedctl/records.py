@@ -224,7 +224,8 @@ class Units:
 class WindowOutput:
     """A window ready for the sink: only live rows, units in input order.
 
-    ids: per unit. positions: int64, per live row, or None where ids tell them. vectors: (u, C') in the stored vector type. kept: u rows. chunk columns are None without chunking.
+    ids: per unit. positions: int64, per live row, or None where ids tell them. vectors: (u, C') in the
+    stored vector type. kept: u rows. chunk columns are None without chunking.
     """
 
     record: WindowRecord

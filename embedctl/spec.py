@@ -152,10 +152,13 @@ def _check_numbers(spec: JobSpec) -> None:
             hint=f"shards are counted from 0: 0 to {spec.num_shards - 1}",
         )
     if spec.max_dead is not None and not re.fullmatch(r"\d+|\d+(\.\d+)?%", spec.max_dead):
-        raise UsageError(f"--max-dead: {spec.max_dead!r} is neither a count nor a share", hint="--max-dead 100  or  --max-dead 0.1%")
+        raise UsageError(
+            f"--max-dead: {spec.max_dead!r} is neither a count nor a share", hint="--max-dead 100  or  --max-dead 0.1%"
+        )
     if spec.chunk is not None and not re.fullmatch(r"(tokens|sentence|semantic):[1-9]\d*", spec.chunk):
         raise UsageError(
-            f"--chunk: {spec.chunk!r} is not KIND:TOKENS", hint="--chunk tokens:400  (kinds: tokens, sentence, semantic)"
+            f"--chunk: {spec.chunk!r} is not KIND:TOKENS",
+            hint="--chunk tokens:400  (kinds: tokens, sentence, semantic)",
         )
 
 

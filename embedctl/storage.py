@@ -13,7 +13,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -151,7 +151,7 @@ class LocalStorage:
                 if folder.name not in live_owners | {self.owner}:
                     shutil.rmtree(folder, ignore_errors=True)
 
-    def link_tree(self, names: Iterator[str] | list[str], folder: str) -> None:
+    def link_tree(self, names: Iterable[str], folder: str) -> None:
         """Make `folder` hold hard links to `names` (by their last part); what is there already stays."""
         where = self.root / folder
         with _told(where):
@@ -225,7 +225,10 @@ def _sync_folder(folder: Path) -> None:
 
 _ADVICE = {
     errno.ENOSPC: ("the disk is full", "free some space, then run the same command again: it goes on where it stopped"),
-    errno.EDQUOT: ("the quota is used up", "free some space, then run the same command again: it goes on where it stopped"),
+    errno.EDQUOT: (
+        "the quota is used up",
+        "free some space, then run the same command again: it goes on where it stopped",
+    ),
     errno.EROFS: ("the file system is read-only", "choose another destination with --to"),
     errno.EACCES: ("permission denied", "choose another destination with --to, or change the folder's permissions"),
     errno.EPERM: ("not permitted", "choose another destination with --to, or change the folder's permissions"),

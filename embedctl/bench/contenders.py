@@ -88,9 +88,7 @@ CONTENDERS: tuple[Contender, ...] = (
     ),
     Contender(name="Infinity float32", environment="infinity", peer="infinity", settings={"dtype": "float32"}),
     Contender(name="Infinity bfloat16", environment="infinity", peer="infinity", settings={"dtype": "bfloat16"}),
-    Contender(
-        name="vLLM bfloat16", environment="vllm", peer="vllm", settings={"dtype": "bfloat16"}, sizes=(0,)
-    ),
+    Contender(name="vLLM bfloat16", environment="vllm", peer="vllm", settings={"dtype": "bfloat16"}, sizes=(0,)),
 )
 
 

@@ -97,7 +97,12 @@ def of(config: Any, shape: Shape | None, lengths: np.ndarray, dtype: torch.dtype
         return
     wide, inner = shape.hidden, shape.inner
     yield Operator(name="embedding", times=1, variants={"torch": (_embedding(shape, tokens, dtype, device), 1.0)})
-    for name, columns, rows in (("qkv", wide, 3 * wide), ("out", wide, wide), ("up", wide, inner), ("down", inner, wide)):
+    for name, columns, rows in (
+        ("qkv", wide, 3 * wide),
+        ("out", wide, wide),
+        ("up", wide, inner),
+        ("down", inner, wide),
+    ):
         yield _product(name, shape.layers, tokens, columns, rows, dtype, device)
     yield Operator(name="attention", times=shape.layers, variants=_attentions(shape, lengths, dtype, device))
     yield Operator(name="gelu", times=shape.layers, variants=_gelus(inner, tokens, dtype, device))
@@ -122,9 +127,7 @@ def _linears(config: Any) -> dict[tuple[int, int], int]:
     return found
 
 
-def _product(
-    name: str, times: int, tokens: int, columns: int, rows: int, dtype: torch.dtype, device: str
-) -> Operator:
+def _product(name: str, times: int, tokens: int, columns: int, rows: int, dtype: torch.dtype, device: str) -> Operator:
     def random(*size: int) -> Tensor:
         return torch.randn(*size, dtype=dtype, device=device)
 
@@ -186,7 +189,10 @@ def _gelus(inner: int, tokens: int, dtype: torch.dtype, device: str) -> dict[str
         return lambda: functional.gelu(x + b)
 
     def native(tokens: int) -> Callable[[], object]:
-        x, b = torch.randn(tokens, inner, dtype=dtype), torch.full((inner,), 0.1)  # in place: must not sink to denormals
+        x, b = (
+            torch.randn(tokens, inner, dtype=dtype),
+            torch.full((inner,), 0.1),
+        )  # in place: must not sink to denormals
         return lambda: kernels.bias_gelu(x, b)
 
     found = _sized("torch", eager, tokens, device)

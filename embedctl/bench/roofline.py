@@ -34,7 +34,13 @@ class Effort:
 
 
 def measure(
-    folder: Path, batches: Sequence[np.ndarray], *, dtype: str, threads: int, device: str = "cpu", effort: Effort | None = None
+    folder: Path,
+    batches: Sequence[np.ndarray],
+    *,
+    dtype: str,
+    threads: int,
+    device: str = "cpu",
+    effort: Effort | None = None,
 ) -> dict[str, Any]:
     """JSON-ready. batches: int (N,) each, the lengths of one batch's sequences, longest first.
 
@@ -55,7 +61,9 @@ def measure(
                     try:
                         once_s = _seconds(make, threads, device, effort) * calls * operator.times
                     except Exception as exc:  # a variant that this torch, compiler or processor has not
-                        refused[f"{operator.name}, {variant}"] = str(exc).splitlines()[0][:120] if str(exc) else repr(exc)
+                        refused[f"{operator.name}, {variant}"] = (
+                            str(exc).splitlines()[0][:120] if str(exc) else repr(exc)
+                        )
                         continue
                     known = seconds.setdefault(operator.name, {})
                     known[variant] = known.get(variant, 0.0) + once_s
@@ -63,7 +71,11 @@ def measure(
 
 
 def _told(
-    seconds: Mapping[str, Mapping[str, float]], refused: Mapping[str, str], tokens: int, shape: Shape | None, weights: int
+    seconds: Mapping[str, Mapping[str, float]],
+    refused: Mapping[str, str],
+    tokens: int,
+    shape: Shape | None,
+    weights: int,
 ) -> dict[str, Any]:
     best = {name: min(variants, key=lambda v: variants[v]) for name, variants in seconds.items()}
     spent = {name: seconds[name][best[name]] for name in seconds}

@@ -117,7 +117,12 @@ def _tune(result: Result, contestant: Contestant, corpus: Corpus, limits: Limits
 
 
 def _round(
-    result: Result, contestant: Contestant, others: Sequence[Contestant], corpus: Corpus, limits: Limits, save: Path | None
+    result: Result,
+    contestant: Contestant,
+    others: Sequence[Contestant],
+    corpus: Corpus,
+    limits: Limits,
+    save: Path | None,
 ) -> None:
     idle = sum(c.cpu_s() for c in others)
     begun = contestant.cpu_s()

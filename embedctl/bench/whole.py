@@ -125,7 +125,12 @@ def memory(
     many = [f"{texts[i % len(texts)]} {i}" for i in range(rows)]
     found = job(many, model, max_length=max_length, env={}, timeout_s=timeout_s)
     peak = found["peak_bytes"]
-    return {"rows": rows, "peak_bytes": peak, "over_encoder_bytes": peak - encoder_peak_bytes, "wall_s": found["wall_s"]}
+    return {
+        "rows": rows,
+        "peak_bytes": peak,
+        "over_encoder_bytes": peak - encoder_peak_bytes,
+        "wall_s": found["wall_s"],
+    }
 
 
 def help_s(rounds: int) -> float:

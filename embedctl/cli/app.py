@@ -14,7 +14,8 @@ from typing import Annotated
 import typer
 
 import embedctl
-from embedctl.cli import doctor, embed, failures, models, plan, retry, status, verify
+from embedctl.cli import bench, doctor, embed, failures, models, plan, retry, search, status, verify
+from embedctl.cli import eval as evaluate
 
 EPILOG = """[bold]Start here[/bold]
 embedctl embed corpus.parquet
@@ -52,13 +53,16 @@ def _root(
     pass
 
 
-for _command in (embed, plan, status, verify, retry, models, doctor):
+for _command in (embed, plan, status, verify, retry, bench, search, evaluate, models, doctor):
     _command.add_to(app)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Results on stdout, everything else on stderr; returns the exit code, never raises."""
     args = list(sys.argv[1:] if argv is None else argv)
+    for name in ("stdout", "stderr"):  # None where the caller closed it: nobody listens, and the run goes on
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  as long as the process lives
     try:
         with failures.terminable():
             code = app(args=args, prog_name="embedctl", standalone_mode=False)

@@ -12,7 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
-from embedctl.cli.words import checks_lines, progress_words, report_lines, summary_lines, table_lines
+from embedctl.cli.words import (
+    aligned,
+    checks_lines,
+    hit_cells,
+    hit_columns,
+    progress_words,
+    report_lines,
+    summary_lines,
+    table_lines,
+)
 from embedctl.events import Listener, Progress, Silent, Summary
 
 LINE_EVERY_S = 10.0
@@ -115,6 +124,41 @@ def show_checks(report: Mapping[str, Any], *, as_json: bool) -> None:
 def show_table(name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool) -> None:
     """Rows of equal keys: these columns aligned, or all of them as `{"version", NAME: [...]}`."""
     _lines(sys.stdout, [json.dumps({"version": 1, name: list(rows)})] if as_json else table_lines(rows, columns))
+
+
+def show_hits(report: Mapping[str, Any], *, as_json: bool) -> None:
+    """The hits of each query: a table on a terminal, aligned lines elsewhere, or one object."""
+    if as_json:
+        _lines(sys.stdout, [json.dumps(report)])
+        return
+    for number, query in enumerate(report["queries"]):
+        if len(report["queries"]) > 1:
+            _lines(sys.stdout, [*([""] if number else []), f"{query['id']}: {query['text']}"])
+        columns = hit_columns(query["hits"])
+        cells = [hit_cells(hit, columns) for hit in query["hits"]]
+        if not cells:
+            _lines(sys.stdout, ["nothing found"])
+        elif sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+            _lines(sys.stdout, _drawn(columns, cells))
+        else:
+            _lines(sys.stdout, aligned([columns, *cells]))
+
+
+def _drawn(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
+    """A rich table as lines, as wide as the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table()
+    for column in columns:
+        table.add_column(Text(column), justify="right" if column in ("rank", "score") else "left")
+    for line in cells:
+        table.add_row(*map(Text, line))
+    console = Console(highlight=False)
+    with console.capture() as drawn:
+        console.print(table)
+    return drawn.get().splitlines()
 
 
 def _lines(stream: TextIO, lines: Sequence[str]) -> None:

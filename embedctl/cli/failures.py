@@ -38,7 +38,7 @@ class Terminated(BaseException):
 def terminable() -> Iterator[None]:
     """Within the block SIGTERM is told like any other end. A run has its own way to obey it."""
 
-    def stop(signum: int, frame: FrameType | None) -> None:
+    def stop(_signum: int, _frame: FrameType | None) -> None:
         raise Terminated
 
     if threading.current_thread() is not threading.main_thread():

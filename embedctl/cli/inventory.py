@@ -131,6 +131,12 @@ def _compute() -> dict[str, Any]:
     flash = find_spec("flash_attn") is not None
     report: dict[str, Any] = {"device": device, "gpus": _gpus(), "dtype": dtype, "threads": available_cpus()}
     report |= {"attention": kernel, "attention_why": why, "flash_attn": flash}
+    if device == "cpu":
+        from embedctl.encoders import native
+
+        kernels, why = native.load()
+        report["cpu_kernels"] = why if kernels else f"none: {why}"
+        report["cpu_attention"] = "amx tiles (BERT-shaped models in bfloat16)" if kernels and kernels.has_tiles else "sdpa"
     if not flash and device.startswith("cuda"):
         report["flash_attn_try"] = f"{INSTALL_FLASH_ATTN}  (built against the installed torch; needs nvcc; optional)"
     return report

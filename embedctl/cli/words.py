@@ -10,6 +10,7 @@ from embedctl.errors import RESUMABLE
 from embedctl.events import Progress, Summary
 
 MOST_LINES = 20
+MOST_CELL = 60
 STAGES = ("read", "tokenize", "encode", "write")
 
 
@@ -135,7 +136,12 @@ def table_lines(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> li
     """A header and one line a row; an empty cell where there is nothing."""
     cells = [[column.replace("_", " ") for column in columns]]
     cells += [["" if row[c] is None else _plain(c, row[c]) for c in columns] for row in rows]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    return aligned(cells)
+
+
+def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of equally many cells, each column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip() for line in cells]
 
 
@@ -145,3 +151,25 @@ def checks_lines(report: Mapping[str, Any]) -> list[str]:
     width = max((len(check["name"]) for check in report["checks"]), default=0)
     lines = [f"{word[c['ok']]:<11}  {c['name']:<{width}}  {c['detail']}".rstrip() for c in report["checks"]]
     return [*lines, "all checks passed" if report["ok"] else "verify failed"]
+
+
+def hit_columns(hits: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Rank, score, id, the chunk's place where there are chunks, and the kept columns."""
+    chunked = any(hit["chunk"] is not None for hit in hits)
+    kept = list(dict.fromkeys(name for hit in hits for name in hit["columns"]))
+    return ["rank", "score", "id", *(["chunk", "span"] if chunked else []), *kept]
+
+
+def hit_cells(hit: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
+    """One line of a table of hits; text of kept columns on one line and shortened, control characters left out."""
+    own = {"rank": hit["rank"], "score": f"{hit['score']:.4f}", "id": hit["id"], "chunk": hit["chunk"]}
+    if hit["chunk"] is not None:
+        own["span"] = f"{hit['char_start']}-{hit['char_end']}"
+    taken = 5 if "span" in own else 3
+    values = [own[name] for name in columns[:taken]] + [hit["columns"].get(name) for name in columns[taken:]]
+    return ["" if value is None else _one_line(str(value)) for value in values]
+
+
+def _one_line(text: str) -> str:
+    line = "".join(c if c.isprintable() else " " for c in " ".join(text[: 4 * MOST_CELL].split()))
+    return line if len(line) <= MOST_CELL else f"{line[: MOST_CELL - 1]}…"

@@ -25,7 +25,7 @@ class TorchEncoder:
     """Implements `encoders.base.Encoder` but for `_hidden`."""
 
     deterministic = True
-    lanes = 1
+    lanes: int = 1
     padded = False
     engine = "torch"
 

@@ -31,6 +31,8 @@ class TorchVarlenEncoder(TorchEncoder):
     ) -> None:  # fmt: skip
         super().__init__(load, tail, dtype=dtype, device=device, threads=threads, model=model, notes=notes)
         self._kernel, self._why = attention
+        # On a GPU a second thread queues the next batch while the first waits for its vectors.
+        self.lanes = 2 if device.startswith("cuda") else 1
 
     def _hidden(self, model: nn.Module, batch: Batch) -> Tensor:
         # The second chance in float32 cannot take kernels that only know half precision.

@@ -37,7 +37,7 @@ def count(spec: JobSpec, plan: Plan) -> int:
 def run(execution: Execution, tasks: Sequence[int], workers: int) -> None:
     """Commit the slices `tasks`. :raises EmbedctlError: the first failure of any worker."""
 
-    def heard(number: int, report: Mapping[str, Any]) -> int | None:
+    def heard(_number: int, report: Mapping[str, Any]) -> int | None:
         if report["kind"] == "batch":
             execution.tally.encoded(report["tokens"], report["sequences"])
             return None
@@ -106,7 +106,9 @@ class _Work:
         return replace(plan, resolved=resolved)
 
 
-def _slices(plan: Plan, storage: LocalStorage, tasks: Iterator[int]) -> Iterator[tuple[Slice, Mapping[int, WindowRecord]]]:
+def _slices(
+    plan: Plan, storage: LocalStorage, tasks: Iterator[int]
+) -> Iterator[tuple[Slice, Mapping[int, WindowRecord]]]:
     """Each dealt slice with what is committed of it by now, perhaps by a worker that died."""
     for index in tasks:
         records = Ledger(storage).contents.of_generation(plan.generation)

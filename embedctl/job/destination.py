@@ -1,7 +1,8 @@
 """Where a job writes: the destination's sink, and the folder that keeps its plan, ledger and locks.
 
-Enters: `--to` and `--state`. Leaves: a `Destination`. A path is a folder of Parquet with its state inside; `scheme://...` is a
-store, opened by the sink of that name, with its state in `--state` or under `$XDG_STATE_HOME/embedctl/`.
+Enters: `--to` and `--state`. Leaves: a `Destination`. A path is a folder of Parquet with its state inside;
+`scheme://...` is a store, opened by the sink of that name, with its state in `--state` or under
+`$XDG_STATE_HOME/embedctl/`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import numpy as np
 
 from embedctl.records import WindowKey
 
-BUCKET_ROWS = 4_000_000
+BUCKET_ROWS = 1_000_000
 _ENTRY = np.dtype([("high", "<u8"), ("low", "<u8"), ("ordinal", "<u8")])
 
 
@@ -30,7 +30,10 @@ class Loser:
 
 
 def find(
-    keys: Sequence[WindowKey], counts: Sequence[int], ids_of: Callable[[WindowKey], Sequence[str]], scratch: Callable[[str], Path]
+    keys: Sequence[WindowKey],
+    counts: Sequence[int],
+    ids_of: Callable[[WindowKey], Sequence[str]],
+    scratch: Callable[[str], Path],
 ) -> Iterator[Loser]:
     """Losers, in no order. `counts` are the live rows of each window; `keys` are in order of position.
 

@@ -17,7 +17,7 @@ from embedctl.events import Listener
 from embedctl.job import planning, wiring
 from embedctl.job.replay import Replay
 from embedctl.ledger.segments import Ledger
-from embedctl.models.load import ModelFolder
+from embedctl.models.folder import ModelFolder
 from embedctl.pipeline import WindowsOf, Worker, run
 from embedctl.plan import Plan
 from embedctl.records import Batch, DeadRow, Slice, WindowKey, WindowRecord
@@ -51,17 +51,20 @@ class Encoding:
     windows_of: Callable[[WindowReader], WindowsOf] | None = None
     _ranges_known: np.ndarray | None = field(default=None, init=False)
 
-    def run(self, slices: Iterable[tuple[Slice, Mapping[int, WindowRecord]]], folder: ModelFolder | None = None) -> None:
+    def run(
+        self, slices: Iterable[tuple[Slice, Mapping[int, WindowRecord]]], folder: ModelFolder | None = None
+    ) -> None:
         """Commit what is missing of the slices. :raises EmbedctlError: the first failure of any stage."""
         folder = folder or planning.open_model(self.spec)
         self._check_model(folder)
         encoder = wiring.open_planned_encoder(folder, self.plan.spec, self.plan.resolved)
+        pool = ThreadPoolExecutor(encoder.lanes, thread_name_prefix="encode")
         try:
             self._note_engine(encoder)
             self.halt.check()
-            with ThreadPoolExecutor(encoder.lanes, thread_name_prefix="encode") as pool:
-                run(self._worker(folder, encoder, pool), slices)
+            run(self._worker(folder, encoder, pool), slices)
         finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # what is still queued must not hold up an interrupted run
             encoder.close()
 
     def _worker(self, folder: ModelFolder, encoder: Encoder, pool: ThreadPoolExecutor) -> Worker:
@@ -127,7 +130,7 @@ class Encoding:
             check_unchanged(self.plan.files[index])
 
     def _check_dead(self, dead: Sequence[DeadRow]) -> None:
-        """Before a window is committed, so that the same command is refused again until the rows or the limit change."""
+        """Before a window is committed: the same command is refused again until the rows or the limit change."""
         if dead and self.spec.on_error == "fail":
             raise GuardRefused(
                 f"{self.plan.files[dead[0].file].uri}:{dead[0].position}: {dead[0].reason}",
@@ -154,8 +157,9 @@ class Encoding:
         """Tokens a batch for this window: the plan's, or what an earlier out-of-memory left."""
         place = [key.generation, key.slice, key.window]
         events = self.ledger.contents.events
-        lowered = [e["batch_tokens"] for e in events if e["kind"] == "budget" and e["after"] < place]
-        return min([self.plan.resolved["batch_tokens"], *lowered])
+        lowered: list[int] = [e["batch_tokens"] for e in events if e["kind"] == "budget" and e["after"] < place]
+        planned: int = self.plan.resolved["batch_tokens"]
+        return min([planned, *lowered])
 
 
 def ranges_of(plan: Plan, ledger: Ledger) -> np.ndarray | None:

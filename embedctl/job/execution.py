@@ -13,7 +13,7 @@ from embedctl.job.summary import summary_of
 from embedctl.job.tally import Tally
 from embedctl.ledger import locks
 from embedctl.ledger.segments import Ledger
-from embedctl.models.load import ModelFolder
+from embedctl.models.folder import ModelFolder
 from embedctl.pipeline import WindowsOf
 from embedctl.plan import Plan
 from embedctl.records import Batch, DeadRow, Slice, WindowRecord

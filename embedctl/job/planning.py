@@ -15,7 +15,8 @@ import numpy as np
 from embedctl import registry
 from embedctl.heads.precision import calibrate
 from embedctl.job import wiring
-from embedctl.models.load import ModelFolder, find_model
+from embedctl.models.folder import ModelFolder
+from embedctl.models.load import find_model
 from embedctl.plan import Plan, job_of, recipe_of
 from embedctl.records import Segment, SourceFile
 from embedctl.sources.files import STDIN, snapshot
@@ -203,7 +204,9 @@ def _probes(plan: Plan) -> list[tuple[Segment, int]]:
     for number in chosen:
         segment = segments[int(number)]
         span = (segment.end or segment.begin) - segment.begin
-        starts = {segment.begin + int(chance.integers(0, span)) for _ in range(per_segment)} if span > 1 else {segment.begin}
+        starts = (
+            {segment.begin + int(chance.integers(0, span)) for _ in range(per_segment)} if span > 1 else {segment.begin}
+        )
         out += [(segment, start) for start in sorted(starts | ({segment.begin} if per_segment > 1 else set()))]
     return out
 

@@ -40,7 +40,8 @@ class Replay:
                     yield _tail(block, int(wanted[0]))
             if self._expected.keys() - {-1}:
                 raise PlanMismatch(
-                    f"standard input ended before byte {min(self._expected.keys() - {-1})}, up to which it was committed",
+                    f"standard input ended before byte {min(self._expected.keys() - {-1})}, up to which "
+                    "it was committed",
                     hint="feed the same input again, or start a new job with another --to",
                 )
 

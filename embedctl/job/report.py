@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from embedctl import plan as plans
 from embedctl.errors import UsageError
 from embedctl.events import Listener
 from embedctl.job import finalise as ending
@@ -21,7 +20,6 @@ from embedctl.plan import Plan
 from embedctl.records import Tokenized
 from embedctl.sources.files import STDIN, discover
 from embedctl.spec import JobSpec
-from embedctl.storage import STATE, LocalStorage
 from embedctl.tokens.pack import make_batches
 
 SPEED_PROBE_S = 2.0
@@ -86,11 +84,13 @@ def _tokens_per_s(made: planning.Draft, tokenized: Tokenized) -> float:
         batches = list(make_batches(tokenized, made.plan.resolved["batch_tokens"], padded=encoder.padded))
         encoder.encode(batches[-1])
         tokens, began = 0, time.monotonic()
-        for batch in batches:
-            encoder.encode(batch)
-            tokens += batch.num_tokens
-            if time.monotonic() - began > SPEED_PROBE_S:
-                break
+        with ThreadPoolExecutor(encoder.lanes) as pool:
+            for start in range(0, len(batches), encoder.lanes):
+                together = batches[start : start + encoder.lanes]
+                list(pool.map(encoder.encode, together))
+                tokens += sum(batch.num_tokens for batch in together)
+                if time.monotonic() - began > SPEED_PROBE_S:
+                    break
         return tokens / max(time.monotonic() - began, 1e-9)
     finally:
         encoder.close()

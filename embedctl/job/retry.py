@@ -24,14 +24,12 @@ from embedctl.codec import dead_from_json
 from embedctl.errors import PlanMismatch, SourceChanged
 from embedctl.events import Listener, Summary
 from embedctl.job import finalise as ending
-
 from embedctl.job.destination import open_existing
 from embedctl.job.execution import Execution
 from embedctl.job.signals import obeyed
 from embedctl.job.summary import summary_of
 from embedctl.ledger import dead, locks
 from embedctl.ledger.segments import Ledger
-from embedctl.pipeline import WindowsOf
 from embedctl.plan import Plan
 from embedctl.records import DeadRow, RowBlock, Segment, Slice, SourceFile, Window, WindowKey, WindowRecord
 from embedctl.sources.files import STDIN, snapshot
@@ -50,7 +48,7 @@ def retry(destination: str, overrides: Mapping[str, Any], listener: Listener) ->
     """
     began, halt = time.monotonic(), Halt()
     lease: list[locks.Lease] = []
-    with obeyed(halt, last_words=lambda: [held.release() for held in lease]), contextlib.ExitStack() as stack:
+    with obeyed(halt, last_words=lambda: locks.release_all(lease)), contextlib.ExitStack() as stack:
         last, found = open_existing(JobSpec(to=destination, state=overrides.get("state")))
         storage, sink = found.storage, found.sink
         stack.callback(storage.drop_own_scratch)

@@ -21,7 +21,7 @@ from embedctl.job.signals import obeyed
 from embedctl.job.summary import skipped_summary, summary_of
 from embedctl.ledger import locks
 from embedctl.ledger.segments import Ledger
-from embedctl.models.load import ModelFolder
+from embedctl.models.folder import ModelFolder
 from embedctl.plan import Plan
 from embedctl.records import SourceFile
 from embedctl.sinks.base import Sink
@@ -49,7 +49,7 @@ def _embed(spec: JobSpec, listener: Listener) -> Summary:
     began = time.monotonic()
     halt = Halt()
     lease: list[locks.Lease] = []
-    with obeyed(halt, last_words=lambda: [held.release() for held in lease]):
+    with obeyed(halt, last_words=lambda: locks.release_all(lease)):
         files = discover(spec.inputs, spec.format)
         destination = open_destination(spec)
         storage = destination.storage

@@ -18,8 +18,8 @@ LAST_WORDS_S = 1.0
 
 @contextlib.contextmanager
 def obeyed(halt: Halt, last_words: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Within the block a signal is put into `halt`. When the run has not ended `GRACE_S` later, the main thread is thrown
-    out of whatever it waits for; when that does not help either, the process ends.
+    """Within the block a signal is put into `halt`. When the run has not ended `GRACE_S` later, the main thread is
+    thrown out of whatever it waits for; when that does not help either, the process ends.
 
     Every commit can be killed at any point, so ending hard loses only the window in hand. `last_words` frees the locks.
 
@@ -41,7 +41,7 @@ def obeyed(halt: Halt, last_words: Callable[[], None] = lambda: None) -> Iterato
             last_words()
         os._exit(128 + signum)
 
-    def handle(signum: int, frame: FrameType | None) -> None:
+    def handle(signum: int, _frame: FrameType | None) -> None:
         if overdue.is_set():
             overdue.clear()
             raise Interrupted(signum)

@@ -15,7 +15,15 @@ from embedctl.storage import STATE, LocalStorage
 
 
 def summary_of(
-    plan: Plan, storage: LocalStorage, ledger: Ledger, meter: Meter, began: float, *, new_dead: int, run_tokens: int = 0, status: str = "done"
+    plan: Plan,
+    storage: LocalStorage,
+    ledger: Ledger,
+    meter: Meter,
+    began: float,
+    *,
+    new_dead: int,
+    run_tokens: int = 0,
+    status: str = "done",
 ) -> Summary:
     records = ending.live_records(ledger.contents)
     rows = ending.totals(ledger.contents)

@@ -11,7 +11,7 @@ import numpy as np
 from embedctl import registry
 from embedctl.encoders.base import Encoder
 from embedctl.heads.precision import overflows, quantize
-from embedctl.models.load import ModelFolder
+from embedctl.models.folder import ModelFolder
 from embedctl.plan import Plan
 from embedctl.records import RowBlock, Segment, SourceFile
 from embedctl.sources.files import check_unchanged
@@ -43,9 +43,7 @@ def blocks_of(plan: Plan) -> Blocks:
 
 def row_rules(plan: Plan) -> RowRules:
     where, fraction = plan.spec["where"], plan.spec["sample"]
-    rule = text_rule(
-        None if plan.spec["text_template"] else plan.text_columns[0], plan.spec["text_template"]
-    )
+    rule = text_rule(None if plan.spec["text_template"] else plan.text_columns[0], plan.spec["text_template"])
     sample: Callable[[str, np.ndarray], np.ndarray] | None = None
     if fraction is not None:
         sample = lambda uri, positions: sample_mask(uri, positions, fraction)  # noqa: E731
@@ -114,7 +112,12 @@ def text_rules(plan: Plan, tokenizer: Tokenizer, padded: bool) -> TextRules:
 
 def _spans(kind: Kind, size: int, overlap: int, tokenizer: Tokenizer) -> Spans:
     return Chunker(
-        kind, size, overlap, overhead=tokenizer.overhead_tokens, count=tokenizer.count_after_prompt, offsets=tokenizer.offsets
+        kind,
+        size,
+        overlap,
+        overhead=tokenizer.overhead_tokens,
+        count=tokenizer.count_after_prompt,
+        offsets=tokenizer.offsets,
     ).spans
 
 

@@ -13,7 +13,9 @@ FOLDER = f"{STATE}/dead"
 MERGED = f"{STATE}/dead_letters.jsonl"
 
 
-def put(storage: Storage, key: WindowKey, rows: Sequence[DeadRow], files: Sequence[SourceFile], revision: int = 0) -> None:
+def put(
+    storage: Storage, key: WindowKey, rows: Sequence[DeadRow], files: Sequence[SourceFile], revision: int = 0
+) -> None:
     """Write a window's letters; none leaves no object. Doing it again is harmless."""
     if rows:
         lines = [json.dumps(dead_to_json(row, files[row.file].uri), ensure_ascii=False) for row in rows]

@@ -1,8 +1,8 @@
 """Leases on a destination: who may plan, run which slices, finalise.
 
 All leases stand in one object, `.embedctl/locks.json`, changed only by compare-and-swap. A lease names its owner
-(nonce, host, boot id, process id and start time). An owner on this host that is gone is replaced at once; one on another
-host when it has not renewed while we watched for `TAKEOVER_S` (no clocks are compared). Refuses with `Locked`.
+(nonce, host, boot id, process id and start time). An owner on this host that is gone is replaced at once; one on
+another host when it has not renewed while we watched for `TAKEOVER_S` (no clocks are compared). Refuses with `Locked`.
 """
 
 from __future__ import annotations
@@ -57,6 +57,12 @@ class Lease:
 
     def _renewed(self, leases: list[Held]) -> list[Held]:
         return [{**h, "beat": h["beat"] + 1} if h["nonce"] == self.nonce else h for h in leases]
+
+
+def release_all(leases: Iterable[Lease]) -> None:
+    """Give all of them back."""
+    for held in leases:
+        held.release()
 
 
 def check(storage: Storage, nonce: str) -> None:
@@ -137,7 +143,9 @@ def live_owners(storage: Storage) -> frozenset[str]:
 def _read(storage: Storage) -> tuple[list[Held], str | None]:
     content = storage.read(LOCKS)
     try:
-        leases: list[Held] = [{k: held[k] for k in _FIELDS} for held in json.loads(content)["leases"]] if content else []
+        leases: list[Held] = (
+            [{k: held[k] for k in _FIELDS} for held in json.loads(content)["leases"]] if content else []
+        )
     except (ValueError, KeyError, TypeError):
         leases = []  # an unreadable lock file protects nobody; ledger writes are put-if-absent all the same
     return leases, etag_of(content)
@@ -179,7 +187,7 @@ def _alive(held: Held) -> bool | None:
         return None
     if held["boot"] != me["boot"]:
         return False
-    return _start_of(held["pid"]) == held["start"]
+    return bool(_start_of(held["pid"]) == held["start"])
 
 
 def _myself() -> Held:
@@ -224,5 +232,3 @@ def _ranges(slices: Iterable[int]) -> list[list[int]]:
         else:
             out.append([number, number + 1])
     return out
-
-

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,19 +94,15 @@ class Ledger:
         revised = [r for r in records if r.revision]
         if revised:
             keys = [(r.key, r.revision) for r in revised]
-            self.append(
-                *({"kind": LOST, "key": [k.generation, k.slice, k.window], "revision": n} for k, n in keys)
-            )
+            self.append(*({"kind": LOST, "key": [k.generation, k.slice, k.window], "revision": n} for k, n in keys))
         for record in records:
             self.contents.drop(record.key)
 
     def compact(self) -> None:
         """Fold every segment found at opening, and this writer's own, into one. The caller holds the destination."""
-        if len(self._found) + len(self._small) > 1:
-            self._rewrite()
-
-    def _rewrite(self) -> None:
         names = [*self._found, *(name for name, _ in self._small)]
+        if len(names) <= 1:
+            return
         windows = [record_to_json(self.contents.windows[k]) for k in sorted(self.contents.windows)]
         content = _encode([*windows, *self.contents.events])
         name = f"{FOLDER}/all-{hashlib.blake2b(content, digest_size=12).hexdigest()}.seg"
@@ -115,16 +111,6 @@ class Ledger:
             if old != name:
                 self._storage.delete(old)
         self._found, self._small = [name], []
-
-    def forget(self, keys: Collection[WindowKey], kinds: Collection[str]) -> None:
-        """Take back, durably, the windows of which the outputs are gone, and all events of these kinds.
-
-        The caller holds the destination. A kill on the way leaves records that are found to be lost again.
-        """
-        kept = {k: r for k, r in self.contents.windows.items() if k not in keys}
-        self.contents.windows = kept
-        self.contents.events = [e for e in self.contents.events if e["kind"] not in kinds]
-        self._rewrite()
 
     def _fold(self) -> None:
         name = self._publish(b"".join(content for _, content in self._small))

@@ -1,7 +1,7 @@
 """`verify`: reads a destination back and holds it to its plan, its books, and the model itself.
 
-Enters: a destination. Leaves: a report of checks, each ok, not ok, or not checked with the reason. A random sample of rows
-is read from the source again and embedded one sequence at a time in float32, the plainest way there is.
+Enters: a destination. Leaves: a report of checks, each ok, not ok, or not checked with the reason. A random sample of
+rows is read from the source again and embedded one sequence at a time in float32, the plainest way there is.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from embedctl.errors import BooksError, EmbedctlError, SourceError, UsageError
 from embedctl.events import Listener
 from embedctl.job import finalise as ending
 from embedctl.job import planning, wiring
-from embedctl.job.duplicates import find
 from embedctl.job.destination import open_existing
+from embedctl.job.duplicates import find
 from embedctl.ledger.segments import Ledger
 from embedctl.plan import Plan
 from embedctl.records import Batch, Units, Window, WindowRecord
@@ -65,7 +65,11 @@ def verify(destination: str, *, sample: int = 64, listener: Listener) -> dict[st
     ]
     if all(c.ok for c in checks[1:2]):
         listener.note(f"reading {len(records)} parts")
-        checks += [_ids(plan, storage, sink, records), _vectors(plan, storage, records), _recipe(plan, storage, records)]
+        checks += [
+            _ids(plan, storage, sink, records),
+            _vectors(plan, storage, records),
+            _recipe(plan, storage, records),
+        ]
         listener.note(f"embedding {sample} rows again, one by one in float32")
         checks.append(_sample(plan, storage, sink, records, sample))
     return {
@@ -77,7 +81,9 @@ def verify(destination: str, *, sample: int = 64, listener: Listener) -> dict[st
 
 
 def _finished(plan: Plan, done: bool) -> Check:
-    detail = f"generation {plan.generation} is finished" if done else "the job is not finished; run the same command again"
+    detail = (
+        f"generation {plan.generation} is finished" if done else "the job is not finished; run the same command again"
+    )
     return Check(name="finished", ok=True if done else None, detail=detail)
 
 
@@ -141,8 +147,9 @@ def _read_vectors(storage: LocalStorage, records: Sequence[WindowRecord]) -> Ite
             yield as_matrix(batch.column(0))
 
 
-def as_matrix(column: pa.FixedSizeListArray) -> np.ndarray:
+def as_matrix(column: pa.Array[Any]) -> np.ndarray:
     """FixedSizeList<C> of n rows to an (n, C) view."""
+    assert isinstance(column, pa.FixedSizeListArray)
     flat: np.ndarray = column.flatten().to_numpy(zero_copy_only=False)
     return flat.reshape(len(column), -1)
 
@@ -158,7 +165,9 @@ def _model_card(storage: LocalStorage, record: WindowRecord) -> bytes:
     return card
 
 
-def _sample(plan: Plan, storage: LocalStorage, sink: ParquetSink, records: Sequence[WindowRecord], sample: int) -> Check:
+def _sample(
+    plan: Plan, storage: LocalStorage, sink: ParquetSink, records: Sequence[WindowRecord], sample: int
+) -> Check:
     if any(f.path == STDIN for f in plan.files):
         return Check(name="sample", ok=None, detail="not checked: standard input is gone")
     full = [r for r in records if r.units and r.key.generation == 1]
@@ -169,7 +178,9 @@ def _sample(plan: Plan, storage: LocalStorage, sink: ParquetSink, records: Seque
     try:
         folder = planning.open_model(_spec(plan))
         tokenizer = wiring.open_tokenizer(folder, plan.resolved, plan.spec)
-        reference = wiring.open_planned_encoder(folder, plan.spec, {**plan.resolved, "dtype": "float32", "compile": False})
+        reference = wiring.open_planned_encoder(
+            folder, plan.spec, {**plan.resolved, "dtype": "float32", "compile": False}
+        )
         rules = wiring.text_rules(plan, tokenizer, padded=True)
         worst, seen = np.inf, 0
         for record in chosen:
@@ -190,22 +201,25 @@ def _sample(plan: Plan, storage: LocalStorage, sink: ParquetSink, records: Seque
 
 
 def _spec(plan: Plan) -> JobSpec:
-    return JobSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in plan.spec.items()}, inputs=plan.inputs)
+    asked: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plan.spec.items()}
+    return JobSpec(**asked, inputs=plan.inputs)
 
 
 def _window_again(plan: Plan, record: WindowRecord, records: Sequence[WindowRecord]) -> Window:
     """Read one committed window from the source again."""
     reader = WindowReader(plan, wiring.row_rules(plan), wiring.blocks_of(plan))
     others = {
-        r.key.window: r for r in records if r.key.slice == record.key.slice and r.key != record.key and r.key.generation == 1
+        r.key.window: r
+        for r in records
+        if r.key.slice == record.key.slice and r.key != record.key and r.key.generation == 1
     }
     return next(reader.windows(plan.slices[record.key.slice], others))
 
 
 def _stored(storage: LocalStorage, record: WindowRecord) -> dict[tuple[str, int], np.ndarray]:
     table = pq.read_table(storage.root / (record.part or ""), partitioning=None)
-    chunks = table.column("chunk").to_pylist() if "chunk" in table.column_names else [0] * table.num_rows
-    ids = table.column("id").cast(pa.string()).to_pylist()
+    chunks: list[Any] = table.column("chunk").to_pylist() if "chunk" in table.column_names else [0] * table.num_rows
+    ids: list[Any] = table.column("id").cast(pa.string()).to_pylist()
     vectors = as_matrix(table.column("embedding").combine_chunks())
     return {(i, c): vectors[n] for n, (i, c) in enumerate(zip(ids, chunks, strict=True))}
 
@@ -223,9 +237,11 @@ def _reference(plan: Plan, encoder: Encoder, units: Units, chosen: Sequence[int]
     vectors = np.stack([_alone(encoder, units, unit) for unit in chosen])
     pool = wiring.vector_rules(plan, lambda _: None).pool
     if pool is None:
-        return vectors[0]
+        only: np.ndarray = vectors[0]
+        return only
     lengths = units.tokenized.lengths[units.sequence[list(chosen)]]
-    return pool(vectors, np.zeros(len(chosen), dtype=np.int64), lengths)[0]
+    pooled: np.ndarray = pool(vectors, np.zeros(len(chosen), dtype=np.int64), lengths)[0]
+    return pooled
 
 
 def _alone(encoder: Encoder, units: Units, unit: int) -> np.ndarray:

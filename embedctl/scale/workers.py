@@ -1,7 +1,8 @@
 """Several worker processes over one list of tasks, by work stealing; a killed worker's tasks go to the others.
 
-Enters: task numbers and a function that a process runs. Leaves: when every task is finished. The parent deals tasks one by
-one, so that it always knows who holds what. Never hangs: every wait has an end, and the last worker's death is an error.
+Enters: task numbers and a function that a process runs. Leaves: when every task is finished. The parent deals tasks one
+by one, so that it always knows who holds what. Never hangs: every wait has an end, and the last worker's death is an
+error.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ def _child(number: int, work: Work, link: Connection) -> None:
         work(number, tasks(), lambda content: send("report", content), halt)
     except EmbedctlError as failure:
         send("failed", _picklable(failure))
-    except BaseException as failure:  # noqa: BLE001  whatever ends a worker must reach the parent
+    except BaseException as failure:
         send("failed", _picklable(EncoderError(f"worker {number}: {type(failure).__name__}: {failure}")))
     link.close()
 
@@ -181,5 +182,5 @@ def _picklable(failure: EmbedctlError) -> bytes:
         content = pickle.dumps(failure)
         pickle.loads(content)
         return content
-    except Exception:  # noqa: BLE001  an exception that cannot travel is told in words
+    except Exception:
         return pickle.dumps(EncoderError(str(failure)))

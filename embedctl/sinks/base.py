@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from embedctl.plan import Plan
-from embedctl.records import WindowKey, WindowOutput, WindowRecord
+from embedctl.records import WindowOutput, WindowRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Vectors as a plain folder of Parquet parts, one a window, published once and never overwritten.
 
-`out/*.parquet` are the parts of the current version and nothing else; the state is under `out/.embedctl/`. A part's
-footer carries its window's record and dead letters, so the ledger can be rebuilt from the parts. Holds no time, no host.
+`out/*.parquet` are the parts of the current version and nothing else; the state is under `out/.embedctl/`. A
+part's footer carries its window's record and dead letters, so the ledger can be rebuilt from the parts. Holds no time, no host.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedctl import failpoints
-from embedctl.errors import BooksError, SinkError
 from embedctl.codec import dead_to_json, record_from_json, record_to_json
+from embedctl.errors import BooksError, SinkError
 from embedctl.plan import Plan
 from embedctl.records import WindowKey, WindowOutput, WindowRecord
 from embedctl.sinks.base import Reconciled
@@ -78,7 +78,7 @@ class ParquetSink:
             return [], []
         table = self._read(record, ["id", "chunk"] if self.plan.chunked else ["id"])
         first = np.diff(_document(table), prepend=-1) > 0
-        ids = table.column("id").filter(pa.array(first)).cast(pa.string()).to_pylist()
+        ids: list[Any] = table.column("id").filter(pa.array(first)).cast(pa.string()).to_pylist()
         return ids, _unpacked((table.schema.metadata or {}).get(_POSITIONS)).tolist()
 
     def drop_rows(self, record: WindowRecord, output: WindowRecord, rows: Sequence[int]) -> WindowRecord:
@@ -164,7 +164,7 @@ def part_name(key: WindowKey, revision: int) -> str:
     return f"{key.stem}{'-d' if revision else ''}.parquet"
 
 
-def vector_array(vectors: np.ndarray) -> pa.FixedSizeListArray:
+def vector_array(vectors: np.ndarray) -> pa.FixedSizeListArray[Any, Any]:
     """(n, C) of any stored type to FixedSizeList<C>, without a copy and without Python numbers."""
     flat = pa.array(np.ascontiguousarray(vectors).reshape(-1))
     return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
@@ -183,18 +183,22 @@ def _packed(positions: np.ndarray) -> bytes:
 
 
 def _unpacked(packed: bytes | None) -> np.ndarray:
-    return np.cumsum(np.frombuffer(zlib.decompress(base64.b64decode(packed)), dtype="<i8")) if packed else np.zeros(0, np.int64)
+    if not packed:
+        return np.zeros(0, np.int64)
+    return np.cumsum(np.frombuffer(zlib.decompress(base64.b64decode(packed)), dtype="<i8"))
 
 
-def _id_array(ids: Sequence[str], plan: Plan) -> pa.Array:
+def _id_array(ids: Sequence[str], plan: Plan) -> pa.Array[Any]:
     """Integer ids keep their type; all others are strings."""
     strings = pa.array(ids, pa.string())
     return strings.cast(pa.int64()) if plan.resolved["id_type"] == "int64" else strings
 
 
 def _table(output: WindowOutput, plan: Plan) -> pa.Table:
-    columns: dict[str, pa.Array | pa.ChunkedArray] = {"id": _id_array(output.ids, plan)}
+    columns: dict[str, pa.Array[Any] | pa.ChunkedArray[Any]] = {"id": _id_array(output.ids, plan)}
     if output.chunk is not None:
+        assert output.char_start is not None
+        assert output.char_end is not None
         columns |= {
             "chunk": pa.array(output.chunk, pa.int32()),
             "char_start": pa.array(output.char_start, pa.int32()),
@@ -217,6 +221,6 @@ def _write_file(table: pa.Table, path: Path) -> None:
         row_group_size=ROW_GROUP_ROWS,
         compression="zstd",
         compression_level=1,
-        use_dictionary=plain,
+        use_dictionary=plain,  # type: ignore[arg-type]
         write_statistics=plain,
     )

@@ -1,7 +1,8 @@
 """`--where`: a SQL boolean expression over a row's columns, evaluated by DuckDB.
 
 Enters: an expression and record batches. Leaves: which rows it keeps; null counts as false. Refused: what is not one
-expression, an unknown column, a function whose answer differs from run to run or looks at other rows. Files and network are out of reach.
+expression, an unknown column, a function whose answer differs from run to run or looks at other rows. Files and network
+are out of reach.
 """
 
 from __future__ import annotations

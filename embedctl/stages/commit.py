@@ -32,7 +32,10 @@ class VectorRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committer:
-    """Everything a commit touches. `check_dead`, `check_source` and `check_lease` raise when the window may not be committed."""
+    """Everything a commit touches.
+
+    `check_dead`, `check_source` and `check_lease` raise when the window may not be committed.
+    """
 
     plan: Plan
     storage: Storage
@@ -50,7 +53,7 @@ class Committer:
         self.check_source([b.file for b in output.record.books])
         self.check_lease()
         if encoded.budget < encoded.prepared.batch_tokens:
-            key = output.record.key
+            key = encoded.last
             self.ledger.append(
                 {"kind": "budget", "after": [key.generation, key.slice, key.window], "batch_tokens": encoded.budget}
             )

@@ -6,16 +6,15 @@ windows; a vector with NaN or Inf is tried again alone in float32; what still fa
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
 from embedctl.encoders.base import Encoder
 from embedctl.errors import OutOfDeviceMemory
-from embedctl.records import Batch
+from embedctl.records import Batch, WindowKey
 from embedctl.stages.prepare import Prepared
 
 Split = Callable[[Batch], tuple[Batch, Batch]]
@@ -23,13 +22,14 @@ Split = Callable[[Batch], tuple[Batch, Batch]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """vectors: float32 (distinct texts, C), rows of dead ones undefined. budget: what later windows should use."""
+    """vectors: float32 (distinct texts, C), rows of dead ones undefined. budget: what windows after `last` should use."""
 
     prepared: Prepared
     vectors: np.ndarray
     reasons: dict[int, str]
     padded_tokens: int
     budget: int
+    last: WindowKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,45 +45,56 @@ class Engine:
     pool: ThreadPoolExecutor
 
 
-def encode(prepared: Prepared, engine: Engine, tick: Callable[[Batch], None]) -> Encoded:
-    """:raises EncoderError: the encoder itself is broken. :raises Interrupted: from `tick`, called after each batch."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A window whose batches are with the encoder's lanes; `results` gives each batch's fitting budget, in order.
+
+    vectors and bad fill up meanwhile: the next window can be started before this one is finished.
+    """
+
+    prepared: Prepared
+    vectors: np.ndarray
+    bad: dict[int, str]
+    results: Iterator[int]
+
+
+def start(prepared: Prepared, engine: Engine) -> Started:
+    """Hand the window's batches to the lanes. With one lane nothing runs before `finish`."""
     count = len(prepared.units.tokenized.truncated)
     vectors = np.zeros((count, engine.encoder.dim), dtype=np.float32)
     bad: dict[int, str] = {}
+
+    def work(batch: Batch) -> int:
+        return _encode_batch(batch, engine, vectors, bad, prepared.batch_tokens)
+
+    results = map(work, prepared.batches) if engine.encoder.lanes == 1 else engine.pool.map(work, prepared.batches)
+    return Started(prepared=prepared, vectors=vectors, bad=bad, results=results)
+
+
+def finish(started: Started, engine: Engine, tick: Callable[[Batch], None], last: WindowKey) -> Encoded:
+    """Wait for the window. `last`: the last window started by now.
+
+    :raises EncoderError: the encoder itself is broken. :raises Interrupted: from `tick`, called after each batch.
+    """
+    prepared, bad = started.prepared, started.bad
     budget = prepared.batch_tokens
-    for batch, fitted in _in_lanes(prepared.batches, engine, lambda b: _encode_batch(b, engine, vectors, bad, budget)):
+    for batch, fitted in zip(prepared.batches, started.results, strict=True):
         budget = min(budget, fitted)
         tick(batch)
-    _judge(prepared, engine.encoder, vectors, bad)
+    _judge(prepared, engine.encoder, started.vectors, bad)
     reasons = dict(prepared.reasons)
     if bad:
         for unit, sequence in enumerate(prepared.units.sequence.tolist()):
             if sequence in bad:
                 reasons.setdefault(int(prepared.units.document[unit]), bad[sequence])
-    padded_tokens = sum(map(engine.padded, prepared.batches))
-    return Encoded(prepared=prepared, vectors=vectors, reasons=reasons, padded_tokens=padded_tokens, budget=budget)
-
-
-def _in_lanes(
-    batches: Sequence[Batch], engine: Engine, work: Callable[[Batch], int]
-) -> Iterator[tuple[Batch, int]]:
-    """Each batch with what `work` gave, in order; as many at once as the encoder has lanes, one more waiting."""
-    if engine.encoder.lanes == 1:
-        yield from ((batch, work(batch)) for batch in batches)
-        return
-    running: deque[tuple[Batch, Future[int]]] = deque()
-    try:
-        for batch in batches:
-            running.append((batch, engine.pool.submit(work, batch)))
-            if len(running) > engine.encoder.lanes:
-                first, future = running.popleft()
-                yield first, future.result()
-        while running:
-            first, future = running.popleft()
-            yield first, future.result()
-    finally:
-        for _, future in running:
-            future.cancel()
+    return Encoded(
+        prepared=prepared,
+        vectors=started.vectors,
+        reasons=reasons,
+        padded_tokens=sum(map(engine.padded, prepared.batches)),
+        budget=budget,
+        last=last,
+    )
 
 
 def _encode_batch(batch: Batch, engine: Engine, vectors: np.ndarray, bad: dict[int, str], budget: int) -> int:

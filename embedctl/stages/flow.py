@@ -1,7 +1,7 @@
 """Bounded channels between the stages' threads, and the word to stop.
 
-A channel is bounded by cost (bytes), never by items alone; one item always fits. Every wait ends: with an item, with the
-other side's end, with its failure, or with a request to stop.
+A channel is bounded by cost (bytes), never by items alone; one item always fits. Every wait ends: with an item, with
+the other side's end, with its failure, or with a request to stop.
 """
 
 from __future__ import annotations
@@ -64,6 +64,11 @@ class Channel(Generic[Item]):
             self._closed = True
             self._changed.notify_all()
 
+    def has_item(self) -> bool:
+        """Whether the next item is there already."""
+        with self._changed:
+            return bool(self._items)
+
     def __iter__(self) -> Iterator[Item]:
         while True:
             with self._changed:
@@ -117,7 +122,7 @@ def stage(name: str, halt: Halt, body: Callable[[], None], patience_s: float = 0
     def run() -> None:
         try:
             body()
-        except BaseException as failure:  # noqa: BLE001  whatever ends a stage must end the run
+        except BaseException as failure:
             halt.fail(failure)
 
     thread = threading.Thread(target=run, name=name, daemon=True)

@@ -34,7 +34,7 @@ class TextRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A window with its units. reasons: live row -> why it is dead after all. batches were packed for `batch_tokens`."""
+    """A window with its units. reasons: live row -> why it is dead after all. batches: packed for `batch_tokens`."""
 
     window: Window
     units: Units
@@ -127,14 +127,16 @@ def _empty(n: int) -> Tokenized:
 
 
 def _truncated_rows(units: Units) -> list[int]:
-    return np.unique(units.document[units.tokenized.truncated[units.sequence]]).tolist()
+    rows: list[int] = np.unique(units.document[units.tokenized.truncated[units.sequence]]).tolist()
+    return rows
 
 
 def _needed_sequences(units: Units, reasons: dict[int, str]) -> np.ndarray:
     """Distinct texts of at least one token that a live row needs, ascending."""
     live = ~np.isin(units.document, np.fromiter(reasons, dtype=np.int64, count=len(reasons)))
-    needed = np.unique(units.sequence[live])
-    return needed[units.tokenized.lengths[needed] > 0]
+    needed: np.ndarray = np.unique(units.sequence[live])
+    found: np.ndarray = needed[units.tokenized.lengths[needed] > 0]
+    return found
 
 
 def _only(tokenized: Tokenized, rows: np.ndarray) -> Tokenized:

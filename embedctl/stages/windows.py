@@ -1,7 +1,7 @@
 """Source -> windows: reads a slice, decides each row, closes a window at its limits.
 
-Enters: a slice and what of it is committed. Leaves: the windows still to do, in order, each a pure function of the slice
-and the plan, whatever was done before. Refuses nothing: a bad row is a dead row; a bad file raises `SourceError`.
+Enters: a slice and what of it is committed. Leaves: the windows still to do, in order, each a pure function of the
+slice and the plan, whatever was done before. Refuses nothing: a bad row is a dead row; a bad file raises `SourceError`.
 """
 
 from __future__ import annotations
@@ -78,9 +78,7 @@ class _Judged:
 class WindowReader:
     """Cuts slices into windows. Holds no state between slices; one instance serves one thread."""
 
-    def __init__(
-        self, plan: Plan, rules: RowRules, blocks: Blocks, replay: Callable[[int], str] | None = None
-    ) -> None:
+    def __init__(self, plan: Plan, rules: RowRules, blocks: Blocks, replay: Callable[[int], str] | None = None) -> None:
         """`replay` tells standard input's rolling hash up to a byte offset."""
         self._plan, self._rules, self._blocks, self._replay = plan, rules, blocks, replay
         self._offset_after = 0
@@ -198,7 +196,8 @@ class WindowReader:
             now.dead.append(DeadRow(file=block.file, position=position, id=id_, reason=reason, raw=raw))
             tally.dead += 1
             return 1
-        assert text is not None and id_ is not None
+        assert text is not None
+        assert id_ is not None
         tally.written += 1
         if judged.ids is not None and self._rules.on_duplicate != "keep":
             now.seen[id_] = (block.file, position)

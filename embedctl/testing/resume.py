@@ -1,4 +1,7 @@
-"""Kills a real process and compares what a resume leaves with an unbroken run. For third parties' sinks and encoders too."""
+"""Kills a real process and compares what a resume leaves with an unbroken run.
+
+For third parties' sinks and encoders too.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ COMMIT_POINTS = ("before-part", "staged", "after-part", "before-ledger", "after-
 _PATIENCE_S = 120.0
 
 
-def run(arguments: Sequence[str], *, failpoint: str | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    arguments: Sequence[str], *, failpoint: str | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """`python -m embedctl ARGUMENTS` to its end, killed at `failpoint` when it gets there."""
     environ = {**os.environ, "EMBEDCTL_FAILPOINT": failpoint} if failpoint else dict(os.environ)
     return subprocess.run(

@@ -69,7 +69,7 @@ def test_choices_and_defaults_in_the_help_are_the_specs(embedctl):
         for choice in f.metadata["choices"]:
             assert choice in text
     assert "Default: all-MiniLM-L6-v2." in text
-    assert "Default: 256MiB." in text
+    assert "Default: 64MiB." in text
 
 
 def test_version(embedctl):

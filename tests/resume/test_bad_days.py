@@ -93,7 +93,9 @@ def test_two_started_together_give_one_result(corpus: Path, tmp_path: Path) -> N
 @contextmanager
 def small_disk(where: Path, size: str, *, read_only: bool = False) -> Iterator[Path]:
     where.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(where)], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(where)], check=False, capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("mounting a small tmpfs needs root")
     try:
@@ -178,7 +180,9 @@ def test_a_bad_vector_kills_its_row_only(tmp_path: Path, option: str, reason: st
 def test_out_of_memory_halves_until_it_fits(tmp_path: Path) -> None:
     corpus = _poisoned(tmp_path / "in", "long " * 200, rows=300)
     out = tmp_path / "out"
-    done = run(["embed", str(corpus), "--model", "fake:dim=8,oom_over=64", "--window-rows", "50", "--to", str(out), "--json"])
+    done = run(
+        ["embed", str(corpus), "--model", "fake:dim=8,oom_over=64", "--window-rows", "50", "--to", str(out), "--json"]
+    )
     assert done.returncode == 3, done.stderr
     assert json.loads(done.stdout)["rows"] == {
         "read": 300, "written": 299, "unchanged": 0, "skipped": 0, "duplicates": 0, "dead": 1,

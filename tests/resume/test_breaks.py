@@ -10,9 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
-from embedctl.testing.resume import run
+from embedctl.testing.resume import parts, run
 from tests.resume.conftest import SMALL, write_corpus
 
 
@@ -67,7 +68,40 @@ def test_sigterm_outside_a_run_is_told(tmp_path: Path, command: str) -> None:
         "from embedctl.cli.app import main\n"
         f"sys.exit(main([{command!r}, {str(corpus)!r}, '--json']))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 143, done.stderr
     assert json.loads(done.stdout)["exit_code"] == 143
     assert done.stderr == "error: interrupted; run the same command again to go on\n"
+
+
+@pytest.mark.parametrize("when", ["finished", "finishing"])
+def test_lost_parts_are_done_again_duplicates_and_all(tmp_path: Path, when: str) -> None:
+    arguments = ["embed", str(write_corpus("parquet", tmp_path / "in")), *SMALL]
+    unbroken, out = tmp_path / "unbroken", tmp_path / "out"
+    assert run([*arguments, "--to", str(unbroken)]).returncode == 3
+    windows = len(parts(unbroken))
+    # The engine, every window, then the first window that loses its duplicates.
+    point = f"after-ledger:{windows + 2}" if when == "finishing" else None
+    assert run([*arguments, "--to", str(out)], failpoint=point).returncode == (-9 if point else 3)
+    lost = [*out.glob("*-d.parquet"), out / "g0001-00000-000002.parquet"]
+    assert len(lost) > 1, "no window had lost its duplicates yet"
+    for part in lost:
+        part.unlink()
+    again = run([*arguments, "--to", str(out)])
+    assert again.returncode in (0, 3), again.stderr
+    # A part done again after its duplicates were dropped has a later revision in its footer, so tables are compared.
+    assert pq.read_table(out).equals(pq.read_table(unbroken))
+    assert json.loads(run(["verify", str(out), "--json"]).stdout)["ok"] is True
+    assert json.loads(run([*arguments, "--to", str(out), "--json"]).stdout)["status"] == "already done"
+
+
+@pytest.mark.parametrize("closed", ["1", "2"], ids=["stdout", "stderr"])
+def test_a_closed_stream_does_not_stop_a_run(tmp_path: Path, closed: str) -> None:
+    corpus, out = write_corpus("jsonl", tmp_path / "in"), tmp_path / "out"
+    command = f'exec "$0" -m embedctl embed "$1" --model fake:dim=8 --to "$2" --json {closed}>&-'
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable, str(corpus), str(out)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert json.loads(run(["status", str(out), "--json"]).stdout)["status"] == "done"

@@ -84,7 +84,20 @@ def test_an_error_in_a_worker_is_the_run_s_error(tmp_path: Path) -> None:
     for i in range(4):
         pq.write_table(pa.table({"text": ["fine", None, "fine"]}), folder / f"{i}.parquet")
     done = run(
-        ["embed", str(folder), "--model", "fake", "--slice-bytes", "1", "--workers", "2", "--on-error", "fail", "--to", str(tmp_path / "o")]
+        [
+            "embed",
+            str(folder),
+            "--model",
+            "fake",
+            "--slice-bytes",
+            "1",
+            "--workers",
+            "2",
+            "--on-error",
+            "fail",
+            "--to",
+            str(tmp_path / "o"),
+        ]
     )
     assert done.returncode == 8, done.stderr
     assert "parquet:1: text is null" in done.stderr

@@ -36,8 +36,13 @@ class Infinity:
             await self._engine.astop()
         self._engine = AsyncEmbeddingEngine.from_args(
             EngineArgs(
-                model_name_or_path=self._settings["model"], engine="torch", device=self._settings.get("device", "cpu"),
-                dtype=self._settings["dtype"], batch_size=size, compile=False, bettertransformer=False,
+                model_name_or_path=self._settings["model"],
+                engine="torch",
+                device=self._settings.get("device", "cpu"),
+                dtype=self._settings["dtype"],
+                batch_size=size,
+                compile=False,
+                bettertransformer=False,
                 model_warmup=False,
             )  # fmt: skip
         )

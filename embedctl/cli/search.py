@@ -1,0 +1,112 @@
+"""`embedctl search`: the rows nearest to words, or to a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from embedctl.cli.console import listening, show_hits
+from embedctl.cli.options import Json, Quiet, job_options, overrides
+from embedctl.cli.status import Destination
+from embedctl.errors import UsageError
+
+EPILOG = """[bold]Examples[/bold]
+embedctl search corpus.embeddings "how to merge two dictionaries"
+embedctl search corpus.embeddings --like row-17 -k 5
+embedctl search corpus.embeddings "tax law" --where "lang = 'en'" --json"""
+
+MACHINE = frozenset({"device", "threads", "offline"})
+
+Prompt = Annotated[
+    Optional[str],  # noqa: UP045 - evaluated by Typer at run time
+    typer.Option("--prompt", metavar="TEXT", help="Text put before every query.", show_default=False),
+]
+PromptName = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--prompt-name",
+        metavar="NAME",
+        help="One of the model's own prompts, put before every query. Default: `query` where the model has it, "
+        "else the model's default prompt.",
+        show_default=False,
+    ),
+]
+Model = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--model", "-m", metavar="MODEL", help="Where the corpus's model lies, if it was moved.", show_default=False
+    ),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(name="search", epilog=EPILOG)(command)
+
+
+@job_options(MACHINE)
+def command(
+    *,
+    flags: Mapping[str, Any],
+    destination: Destination,
+    query: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(metavar="QUERY", help="What to look for, in words.", show_default=False),
+    ] = None,
+    k: Annotated[str, typer.Option("-k", metavar="ROWS", help="How many rows to show.")] = "10",
+    where: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--where",
+            metavar="SQL",
+            help="Only rows for which this SQL condition over id and kept columns holds.",
+            show_default=False,
+        ),
+    ] = None,
+    like: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--like",
+            metavar="ID",
+            help="Look for the neighbours of this row; ID#N of its chunk N. Needs no model.",
+            show_default=False,
+        ),
+    ] = None,
+    queries: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--queries",
+            metavar="FILE",
+            help='Many queries in one pass: JSONL of {"id", "text"}.',
+            show_default=False,
+        ),
+    ] = None,
+    prompt: Prompt = None,
+    prompt_name: PromptName = None,
+    model: Model = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Show the rows nearest to a query, exactly: every vector is looked at.
+
+    The query is embedded as the corpus was, but with the model's prompt for queries where it has one.
+    Reads only; safe beside a running job, of which it sees what is committed.
+    """
+    if sum(given is not None for given in (query, like, queries)) != 1:
+        raise UsageError(
+            "give one of: a query, --like, --queries", hint=f"embedctl search {destination} 'what to look for'"
+        )
+    if not k.isdecimal() or int(k) < 1:
+        raise UsageError(f"-k: {k!r} is not a whole number of at least 1", hint="-k 10")
+    machine = overrides(flags)
+    from embedctl.query.queries import Asking, Query, read_queries
+    from embedctl.query.search import search
+
+    asking = Asking(prompt=prompt, prompt_name=prompt_name, model=model, **machine)
+    asked = read_queries(queries) if queries else [Query(id="", text=query)] if query is not None else []
+    with listening(quiet=quiet) as listener:
+        report = search(destination, asked, like=like, k=int(k), where=where, asking=asking, listener=listener)
+    show_hits(report, as_json=as_json)
+    return 0

@@ -1,0 +1,206 @@
+"""A Parquet destination as one sequence of rows, read in bounded pieces.
+
+Enters: the destination's name. Leaves: its parts in reading order, batches of vectors, single rows. A row's key is
+int64: the part's number in the upper half, the row's number in the part in the lower, so keys ascend in reading order.
+Refused: a part that is gone or unreadable (`BooksError`), an `embedding` that is not one vector a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from embedctl import plan as plans
+from embedctl.errors import BooksError, UsageError
+from embedctl.job import finalise as ending
+from embedctl.job.destination import Destination
+from embedctl.ledger.segments import Ledger
+from embedctl.plan import Plan
+from embedctl.query.verify import as_matrix
+from embedctl.sinks.versions import CURRENT
+from embedctl.sources.where import Where, columns_of
+
+VECTOR = "embedding"
+BATCH_BYTES = 32 << 20
+BATCH_ROWS = 4096
+_LOW = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """One version of a destination. `ranges`: float32 (2, C) for int8 and uint8 vectors, else None."""
+
+    destination: str
+    plan: Plan
+    paths: tuple[Path, ...]
+    finished: bool
+    ranges: np.ndarray | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Consecutive rows of one part. keys, documents: int64 (n,); a document's key is that of its first chunk.
+
+    vectors: (n, C') as stored.
+    """
+
+    keys: np.ndarray
+    documents: np.ndarray
+    vectors: np.ndarray
+
+
+def open_parts(newest: Plan, found: Destination) -> Parts:
+    """The version that `.embedctl/current` names, resolved once, else the parts that the ledger holds.
+
+    :raises BooksError: `current` names a version that is not there.
+    """
+    storage, plan = found.storage, newest
+    contents = Ledger(storage).contents
+    link = storage.root / CURRENT
+    if link.is_symlink():
+        folder = link.resolve()
+        if not folder.is_dir():
+            raise BooksError(f"{link}: the version it names is gone", hint=f"embedctl verify {found.uri}")
+        number = folder.name.rpartition("_")[2]
+        plan = (plans.load(storage, int(number)) if number.isdecimal() else None) or newest
+        paths = tuple(sorted(folder.glob("*.parquet")))
+    else:
+        paths = tuple(storage.root / r.part for r in ending.live_records(contents) if r.part)
+    ranges = plan.int8_ranges
+    for event in contents.events:
+        if ranges is None and event["kind"] == "int8_ranges":
+            ranges = event["ranges"]
+    return Parts(
+        destination=found.uri,
+        plan=plan,
+        paths=paths,
+        finished=ending.is_finalised(plan, contents),
+        ranges=None if ranges is None else np.array(ranges, dtype=np.float32),
+    )
+
+
+def stretches(parts: Parts, where: str | None = None, without: np.ndarray | None = None) -> Iterator[Stretch]:
+    """All rows for which `where` holds, but those whose keys are in `without`, in bounded pieces.
+
+    :raises UsageError: an unknown column in `where`, or it is no condition.
+    """
+    if not parts.paths:
+        return
+    schema = _schema(parts)
+    names = [name for name in schema.names if name != VECTOR]
+    asked = sorted(columns_of(where, names)) or ["id"] if where else []
+    rule = Where(where, pa.schema([schema.field(name) for name in asked])) if where else None
+    chunk = ["chunk"] if parts.plan.chunked else []
+    width = parts.plan.model["dim"] * 8
+    try:
+        for number in range(len(parts.paths)):
+            document = 0
+            for keys, batch in _batches(parts, number, list(dict.fromkeys([VECTOR, *chunk, *asked])), width):
+                documents = keys
+                if chunk:
+                    documents = np.maximum.accumulate(np.where(batch.column("chunk").to_numpy() == 0, keys, document))
+                    document = int(documents[-1])
+                keep = np.ones(len(keys), dtype=bool) if rule is None else rule.mask(batch.select(asked))
+                if without is not None:
+                    keep &= ~np.isin(keys, without)
+                if keep.any():
+                    vectors = as_matrix(batch.column(VECTOR))
+                    yield Stretch(keys=keys[keep], documents=documents[keep], vectors=vectors[keep])
+    finally:
+        if rule is not None:
+            rule.close()
+
+
+def keys_of(parts: Parts, id: str) -> np.ndarray:
+    """int64: keys of all rows of this id, ascending; ids of whole numbers compare as their decimal text."""
+    found = []
+    for number in range(len(parts.paths)):
+        for keys, batch in _batches(parts, number, ["id"], 64):
+            ids = batch.column("id").cast(pa.string())
+            found.append(keys[pc.equal(ids, pa.scalar(id, pa.string())).to_numpy(zero_copy_only=False)])
+    return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+
+
+def known_ids(parts: Parts, ids: Collection[str]) -> set[str]:
+    """Those of `ids` that the destination holds."""
+    wanted, found = pa.array(sorted(ids), pa.string()), set[str]()
+    for number in range(len(parts.paths)):
+        for _, batch in _batches(parts, number, ["id"], 64):
+            column = batch.column("id").cast(pa.string())
+            found |= {str(id) for id in column.filter(pc.is_in(column, value_set=wanted)).to_pylist()}
+    return found
+
+
+def rows_of(parts: Parts, keys: Collection[int], columns: Sequence[str] | None = None) -> dict[int, dict[str, Any]]:
+    """Key -> the row's columns (None: all but the vector), as Python values; the vector comes as an array."""
+    out: dict[int, dict[str, Any]] = {}
+    by_part: dict[int, list[int]] = {}
+    for key in sorted(set(keys)):
+        by_part.setdefault(key >> 32, []).append(key & _LOW)
+    for number, rows in by_part.items():
+        with _opened(parts, number) as file:
+            wanted = list(columns) if columns else [n for n in file.schema_arrow.names if n != VECTOR]
+            begin = 0
+            for group in range(file.num_row_groups):
+                count = file.metadata.row_group(group).num_rows
+                here = [row for row in rows if begin <= row < begin + count]
+                if here:
+                    table = file.read_row_group(group, columns=wanted).take(pa.array([r - begin for r in here]))
+                    out |= {number << 32 | row: values for row, values in zip(here, _values(table), strict=True)}
+                begin += count
+    return out
+
+
+def _values(table: pa.Table) -> list[dict[str, Any]]:
+    """Rows as dicts, the vector as an array in its stored type."""
+    rows = table.select([n for n in table.column_names if n != VECTOR]).to_pylist()
+    if VECTOR not in table.column_names:
+        return rows
+    vectors = as_matrix(table.column(VECTOR).combine_chunks())
+    rows = rows or [{} for _ in range(table.num_rows)]
+    return [{**row, VECTOR: vectors[i]} for i, row in enumerate(rows)]
+
+
+def _batches(
+    parts: Parts, number: int, columns: list[str], row_bytes: int
+) -> Iterator[tuple[np.ndarray, pa.RecordBatch]]:
+    """(keys, rows) of one part, each at most BATCH_ROWS rows and about BATCH_BYTES."""
+    size = min(BATCH_ROWS, max(64, BATCH_BYTES // row_bytes))
+    first = number << 32
+    with _opened(parts, number) as file:
+        for batch in file.iter_batches(batch_size=size, columns=columns):
+            if batch.num_rows:
+                yield np.arange(first, first + batch.num_rows, dtype=np.int64), batch
+                first += batch.num_rows
+
+
+def _schema(parts: Parts) -> pa.Schema:
+    with _opened(parts, 0) as file:
+        schema = file.schema_arrow
+    place = schema.get_field_index(VECTOR)
+    if place < 0 or not pa.types.is_fixed_size_list(schema.field(place).type):
+        held = ", ".join(f"{f.name} ({f.type})" for f in schema)
+        raise UsageError(
+            f"{parts.destination}: no column {VECTOR!r} of one dense vector a row to search; it holds {held}"
+        )
+    return schema
+
+
+@contextmanager
+def _opened(parts: Parts, number: int) -> Iterator[pq.ParquetFile]:
+    path, hint = parts.paths[number], f"embedctl verify {parts.destination}"
+    try:
+        with pq.ParquetFile(path, memory_map=True) as file:
+            yield file
+    except FileNotFoundError as exc:
+        raise BooksError(f"{path}: the part is gone", hint=hint) from exc
+    except (pa.ArrowInvalid, OSError) as exc:
+        raise BooksError(f"{path}: not a readable part ({exc})", hint=hint) from exc

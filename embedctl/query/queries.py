@@ -1,0 +1,182 @@
+"""Queries, and their vectors: made as the corpus was, but with the prompt of the query side.
+
+Enters: texts, or a JSONL file of them, and a plan. Leaves: float32 vectors by the plan's model, pooling, dimension
+and compute type. Refused: a line that is no query, a text that cannot be embedded, other weights than the plan's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from embedctl.errors import EncoderError, PlanMismatch, SourceError, UsageError
+from embedctl.events import Listener
+from embedctl.job import planning, wiring
+from embedctl.models.folder import ModelFolder
+from embedctl.plan import Plan
+from embedctl.records import Cursor, Window, WindowKey
+from embedctl.spec import JobSpec
+from embedctl.stages.encode import Engine, finish, start
+from embedctl.stages.prepare import TextRules, prepare
+from embedctl.text.template import row_problem
+from embedctl.tokens.pack import make_batches, padding_of, split_batch, unique_texts
+
+QUERY_PROMPT = "query"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """How queries are embedded, where it is not as the plan says. `model`: where the same model lies now."""
+
+    prompt: str | None = None
+    prompt_name: str | None = None
+    model: str | None = None
+    device: str | None = None
+    threads: int | None = None
+    offline: bool = False
+
+    def __post_init__(self) -> None:
+        if self.prompt is not None and self.prompt_name is not None:
+            raise UsageError("--prompt and --prompt-name: give one of them")
+
+
+def read_queries(path: Path) -> list[Query]:
+    """One JSON object a line: `id` (or `_id`) and `text`.
+
+    :raises SourceError: the file cannot be read. :raises UsageError: a line is no query, or an id comes twice.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else f"not UTF-8: {exc}"
+        raise SourceError(f"--queries: cannot read {path}: {reason}") from exc
+    found: dict[str, Query] = {}
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            query = _query(line, f"--queries: {path}, line {number}")
+            if query.id in found:
+                raise UsageError(f"--queries: {path}, line {number}: the id {query.id!r} stood in an earlier line")
+            found[query.id] = query
+    if not found:
+        raise UsageError(f"--queries: {path} holds no queries", hint='one a line: {"id": "q1", "text": "how to ..."}')
+    return list(found.values())
+
+
+def _query(line: str, where: str) -> Query:
+    hint = '{"id": "q1", "text": "how to ..."}'
+    try:
+        obj = json.loads(line)
+    except ValueError as exc:
+        raise UsageError(f"{where}: not JSON ({exc})", hint=hint) from exc
+    held = obj if isinstance(obj, dict) else {}
+    id, text = held.get("id", held.get("_id")), held.get("text")
+    if isinstance(id, bool) or not isinstance(id, (str, int)) or not isinstance(text, str):
+        raise UsageError(f"{where}: needs an `id` (text or whole number) and a `text`", hint=hint)
+    if problem := row_problem(text):
+        raise UsageError(f"{where}: query {str(id)!r}: {problem}")
+    return Query(id=str(id), text=text)
+
+
+def embed_queries(plan: Plan, queries: Sequence[Query], asking: Asking, listener: Listener) -> np.ndarray:
+    """float32 (Q, C), row i for query i.
+
+    :raises PlanMismatch: the model is not the one that the corpus was embedded with.
+    :raises UsageError: a text that cannot be embedded. :raises EncoderError: a query's vector is NaN, Inf or zero.
+    """
+    for query in queries:
+        if problem := row_problem(query.text):
+            raise UsageError(f"query {query.id!r}: {problem}")
+    folder = _same_model(plan, asking)
+    resolved, spec = _resolved(plan, folder, asking)
+    tokenizer = wiring.open_tokenizer(folder, resolved, spec)
+    resolved["num_prompt_tokens"] = tokenizer.num_prompt_tokens
+    encoder = wiring.open_planned_encoder(folder, spec, resolved)
+    rules = TextRules(
+        tokenize=tokenizer,
+        unique=unique_texts,
+        pack=lambda tokenized, budget: list(make_batches(tokenized, budget, padded=encoder.padded)),
+        chunk=None,
+        on_overlong="truncate",
+        overlong=None,
+    )
+    padded = padding_of if encoder.padded else lambda batch: batch.num_tokens
+    try:
+        with ThreadPoolExecutor(max(1, encoder.lanes)) as pool:
+            engine = Engine(encoder=encoder, split=split_batch, padded=padded, pool=pool)
+            window = _window(queries)
+            started = start(prepare(window, rules, resolved["batch_tokens"]), engine)
+            done = finish(started, engine, lambda _: None, window.key)
+    finally:
+        encoder.close()
+    for row, reason in done.reasons.items():
+        raise EncoderError(f"query {queries[row].id!r}: {reason}")
+    cut = int(done.prepared.units.tokenized.truncated[done.prepared.units.sequence].sum())
+    if cut:
+        listener.note(f"{cut} of {len(queries)} queries are longer than the model's {tokenizer.max_length} tokens: cut")
+    vectors: np.ndarray = done.vectors[done.prepared.units.sequence]
+    return vectors
+
+
+def query_prompt(folder: ModelFolder, asking: Asking) -> str:
+    """`--prompt`, else `--prompt-name`, else the folder's prompt named `query`, else its default prompt, else none."""
+    if asking.prompt is None and asking.prompt_name is None and QUERY_PROMPT in folder.prompts:
+        return folder.prompts[QUERY_PROMPT]
+    return folder.prompt(JobSpec(prompt=asking.prompt, prompt_name=asking.prompt_name))
+
+
+def _same_model(plan: Plan, asking: Asking) -> ModelFolder:
+    asked: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plan.spec.items()}
+    spec = replace(JobSpec(**asked), offline=asking.offline)
+    if asking.model is not None:
+        spec = replace(spec, model=asking.model, revision=None)
+    folder = planning.open_model(spec)
+    if folder.fingerprint() != plan.model["fingerprint"]:
+        raise PlanMismatch(
+            f"{spec.model}: its weights or tokenizer are not the ones that the corpus was embedded with",
+            hint="--model FOLDER names the model's place, where it was moved",
+        )
+    return folder
+
+
+def _resolved(plan: Plan, folder: ModelFolder, asking: Asking) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """What the plan resolved, for the device of this machine; without compiling, which pays for long jobs only."""
+    device = plan.resolved["device"]
+    if folder.kind != "fake":
+        from embedctl.encoders.open import resolve_device
+
+        device = resolve_device(asking.device)
+    changed: dict[str, Any] = {"prompt": query_prompt(folder, asking), "device": device, "compile": False}
+    changed["threads"] = asking.threads or planning.available_cpus()
+    same_kind = device.partition(":")[0] == str(plan.resolved["device"]).partition(":")[0]
+    return {**plan.resolved, **changed}, {**plan.spec, "attention": plan.spec["attention"] if same_kind else None}
+
+
+def _window(queries: Sequence[Query]) -> Window:
+    """Queries as the stages take rows."""
+    count, here = len(queries), Cursor(segment=0, position=0)
+    return Window(
+        key=WindowKey(generation=1, slice=0, window=0),
+        begin=here,
+        end=here,
+        last=True,
+        files=np.zeros(count, dtype=np.int32),
+        positions=np.arange(count, dtype=np.int64),
+        ids=[query.id for query in queries],
+        texts=[query.text for query in queries],
+        kept=pa.table({}),
+        dead=(),
+        books=(),
+    )

@@ -1,0 +1,168 @@
+"""What all stores share: names of points, their order, and what was written, window by window.
+
+Enters: ids, row numbers, windows. Leaves: point ids that never change, one int64 a row that orders all rows of a job, and
+a sidecar of ids beside the ledger, written before the store is, from which a window can be told without the store.
+Refused: vectors that are not finite or of another size, rows past what the order can hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import zstandard
+
+from embedctl.errors import BooksError, SinkError
+from embedctl.records import WindowKey, WindowOutput, WindowRecord
+from embedctl.storage import STATE, Storage, etag_of
+
+FOLDER = f"{STATE}/ids"
+ROW_BITS, WINDOW_BITS, SLICE_BITS, GENERATION_BITS = 20, 18, 18, 6
+MAX_ROWS = (1 << ROW_BITS) - 1024
+"""Rows of a window. Servers compare `_pos` as float64, where the last 1024 of 2^20 could round up to the next window."""
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+PointId = int | str
+
+
+def position_number(key: WindowKey, row: int) -> int:
+    """63 bits or less: orders rows by generation, slice, window and place among the window's live rows.
+
+    :raises SinkError: more generations, slices, windows or rows than the number can hold.
+    """
+    number = 0
+    for part, value, bits in (
+        ("generations", key.generation, GENERATION_BITS),
+        ("slices", key.slice, SLICE_BITS),
+        ("windows in a slice", key.window, WINDOW_BITS),
+        ("rows in a window", row, ROW_BITS),
+    ):
+        if value >= 1 << bits:
+            raise SinkError(
+                f"window {key.stem}: a store holds at most {1 << bits} {part}",
+                hint="choose larger --slice-bytes and --window-rows, or a folder of Parquet with --to",
+            )
+        number = number << bits | value
+    return number
+
+
+def point_id(id: str, chunk: int | None = None) -> PointId:
+    """Whole numbers below 2^64 and UUIDs in their usual form as they are, all else uuid5 (URL namespace) of the id.
+
+    A chunk's is the uuid5 of the JSON `[id, chunk]`.
+    """
+    if chunk is not None:
+        return _uuid5(json.dumps([id, chunk], ensure_ascii=False, separators=(",", ":")))
+    if id.isdecimal() and id.isascii() and len(id) <= 20 and int(id) < 1 << 64 and str(int(id)) == id:
+        return int(id)
+    return id if _UUID.fullmatch(id) else _uuid5(id)
+
+
+def _uuid5(name: str) -> str:
+    """`str(uuid.uuid5(uuid.NAMESPACE_URL, name))`, for any string, and half the time."""
+    hexed = hashlib.sha1(uuid.NAMESPACE_URL.bytes + name.encode("utf-8", "surrogatepass")).hexdigest()
+    variant = "89ab"[int(hexed[16], 16) & 3]
+    return f"{hexed[:8]}-{hexed[8:12]}-5{hexed[13:16]}-{variant}{hexed[17:20]}-{hexed[20:32]}"
+
+
+def check_vectors(output: WindowOutput, size: int) -> None:
+    """Stores take any number, so this is the last place to look. :raises SinkError: the first bad row is named."""
+    if output.vectors.ndim != 2 or output.vectors.shape[1] != size:
+        raise SinkError(f"window {output.record.key.stem}: vectors of {output.vectors.shape[1:]}, the store holds {size}")
+    bad = np.flatnonzero(~np.isfinite(output.vectors).all(axis=1))
+    if len(bad):
+        raise SinkError(f"row {output.ids[int(bad[0])]!r}: the vector holds NaN or Inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowRows:
+    """The live rows of a window as the store got them.
+
+    numbers: each row's place in its `_pos`. units: points of each row. positions: in the source, empty where ids tell.
+    """
+
+    ids: Sequence[str]
+    numbers: Sequence[int]
+    units: Sequence[int]
+    positions: Sequence[int]
+
+    def points(self, rows: Sequence[int], *, chunked: bool) -> Iterator[PointId]:
+        """Ids of all points of these rows."""
+        for row in rows:
+            for chunk in range(self.units[row]):
+                yield point_id(self.ids[row], chunk if chunked else None)
+
+    def without(self, rows: Sequence[int]) -> WindowRows:
+        gone = set(rows)
+        keep = [i for i in range(len(self.ids)) if i not in gone]
+        return WindowRows(
+            ids=[self.ids[i] for i in keep],
+            numbers=[self.numbers[i] for i in keep],
+            units=[self.units[i] for i in keep],
+            positions=[self.positions[i] for i in keep] if len(self.positions) else [],
+        )
+
+
+def rows_of(output: WindowOutput) -> tuple[WindowRows, np.ndarray]:
+    """The window's rows, and int64 (u,): the row of each unit."""
+    count = len(output.ids)
+    first = np.ones(count, dtype=bool) if output.chunk is None else np.asarray(output.chunk) == 0
+    row = np.cumsum(first) - 1
+    starts = np.flatnonzero(first)
+    rows = WindowRows(
+        ids=[output.ids[i] for i in starts.tolist()],
+        numbers=list(range(len(starts))),
+        units=np.diff(np.append(starts, count)).tolist(),
+        positions=[] if output.positions is None else output.positions.tolist(),
+    )
+    if len(starts) > MAX_ROWS:
+        raise SinkError(
+            f"window {output.record.key.stem}: {len(starts)} rows, a store takes {MAX_ROWS}",
+            hint=f"--window-rows {MAX_ROWS}",
+        )
+    return rows, row
+
+
+def save_rows(storage: Storage, key: WindowKey, revision: int, rows: WindowRows) -> None:
+    """Durable; a window done again replaces what an unfinished try left."""
+    text = json.dumps([list(rows.ids), list(rows.numbers), list(rows.units), list(rows.positions)])
+    content, name = zstandard.compress(text.encode()), _name(key, revision)
+    for _ in range(100):
+        current = storage.read(name)
+        if current == content or storage.replace_if_match(name, content, etag_of(current)):
+            return
+    raise SinkError(f"{storage.uri}/{name}: another run keeps changing it")
+
+
+def load_rows(storage: Storage, key: WindowKey, revision: int) -> WindowRows | None:
+    """What was saved of a window; None where nothing was. :raises BooksError: it cannot be read."""
+    content = storage.read(_name(key, revision))
+    if content is None:
+        return None
+    try:
+        ids, numbers, units, positions = json.loads(zstandard.decompress(content))
+    except (zstandard.ZstdError, ValueError) as exc:
+        raise BooksError(f"{storage.uri}/{_name(key, revision)}: not readable ({exc})") from exc
+    return WindowRows(ids=ids, numbers=numbers, units=units, positions=positions)
+
+
+def rows_known(storage: Storage, record: WindowRecord) -> WindowRows:
+    """:raises BooksError: the state knows the window, but not its rows."""
+    found = load_rows(storage, record.key, record.revision)
+    if found is None:
+        raise BooksError(f"{storage.uri}/{_name(record.key, record.revision)}: the list of a committed window's ids is gone")
+    return found
+
+
+def has_rows(storage: Storage) -> bool:
+    """Whether any window was ever begun from this state."""
+    return bool(storage.list(FOLDER))
+
+
+def _name(key: WindowKey, revision: int) -> str:
+    return f"{FOLDER}/{key.stem}{f'-r{revision}' if revision else ''}.json.zst"
