@@ -30,6 +30,7 @@ _BUILT_IN: dict[str, dict[str, str]] = {
     "sinks": {
         "parquet": "embedctl.sinks.parquet:ParquetSink",
         "memory": "embedctl.sinks.memory:MemorySink",
+        "qdrant-edge": "embedctl.sinks.qdrant_edge:open_edge",
     },
 }
 

@@ -26,6 +26,8 @@ policy: may change on a resume. run: about this invocation only, never in the pl
 VECTOR_TYPES = ("float32", "float16", "int8", "uint8", "binary", "ubinary")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 POOLINGS = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+DISTANCES = ("cosine", "dot", "euclidean", "manhattan")
+QUANTIZATIONS = ("scalar", "binary", "product")
 FORMATS = ("parquet", "jsonl", "csv", "tsv", "arrow", "text")
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
@@ -88,6 +90,11 @@ class JobSpec:
     if_locked: str = _opt("policy", "fail", choices=("fail", "skip", "wait"))
 
     state: str | None = _opt("run", None)
+    create: bool = _opt("run", False)
+    distance: str | None = _opt("run", None, choices=DISTANCES)
+    quantization: str | None = _opt("run", None, choices=QUANTIZATIONS)
+    index_field: tuple[str, ...] = _opt("run", ())
+    max_points_per_s: int | None = _opt("run", None)
     num_shards: int = _opt("run", 1)
     shard_index: int = _opt("run", 0)
     workers: int | None = _opt("run", None)
@@ -139,6 +146,7 @@ def _check_numbers(spec: JobSpec) -> None:
     at_least = {
         "limit": 1, "overlap": 0, "max_length": 1, "dim": 1, "batch_tokens": 1, "threads": 1, "memory": 1 << 20,
         "window_rows": 1, "window_bytes": 1, "slice_bytes": 1, "num_shards": 1, "shard_index": 0, "workers": 1,
+        "max_points_per_s": 1,
     }  # fmt: skip
     for name, low in at_least.items():
         value = getattr(spec, name)

@@ -1,6 +1,7 @@
 """The other end of `worker.py`: starts a contender's process, asks it, and reads from outside what it cost.
 
-Refuses to wait for ever: a contender that does not answer in time is ended, with all processes it started, and reported.
+Refuses to wait for ever: a contender that does not answer in time is ended, with all processes it started, and
+reported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Who is measured, with which settings, and what each needs installed.
 
 A contender is a peer library under one set of settings. Batch sizes are those its documentation speaks of; the best of
-them in a warm-up is kept. `sizes` counts texts for the peers, tokens for embedctl; one size means there is nothing to try.
+them in a warm-up is kept. `sizes` counts texts for the peers, tokens for embedctl; one size means there is nothing to
+try.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ PEERS = Path(__file__).with_name("peers")
 class Environment:
     """requirements: pip's. no_deps: installed alone first, then what it asks for itself, less `leave_out`.
 
-    remove: what would come along and fail beside torch's CPU build. constrained: torch comes from constraints.txt, which
-    is that build.
+    remove: what would come along and fail beside torch's CPU build. constrained: torch comes from constraints.txt,
+    which is that build.
     """
 
     requirements: tuple[str, ...]

@@ -1,7 +1,7 @@
 """The texts of the bench, made on this machine: documentation of installed Python packages, cut four ways.
 
-Leaves: corpora that are the same wherever the same packages are installed, with a hash that tells. Lengths are tokens of the
-model's own tokenizer, special tokens included.
+Leaves: corpora that are the same wherever the same packages are installed, with a hash that tells. Lengths are tokens
+of the model's own tokenizer, special tokens included.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def _skewed(texts: Sequence[str], count: Count, scale: float) -> list[str]:  # n
 def _short(texts: Sequence[str], count: Count, scale: float) -> list[str]:
     """Runs of 6 to 24 words, those kept that have 8 to 32 tokens."""
     chance, words = random.Random(_SEED + 1), " ".join(_some(texts, len(texts), _SEED + 1)).split()
-    wanted, pieces, place = round(SHORT * scale), [], 0
+    pieces: list[str] = []
+    wanted, place = round(SHORT * scale), 0
     while len(pieces) < 2 * wanted and place < len(words):
         size = chance.randint(6, 24)
         pieces.append(" ".join(words[place : place + size]))

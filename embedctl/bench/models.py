@@ -1,7 +1,7 @@
 """The folders that every contender opens: one copy a model, its tokenizer cut at the length that all must keep.
 
-Leaves: a sentence-transformers folder in the cache. all-MiniLM-L6-v2's weights are real; `bge-small-shape` has random ones
-from a fixed seed, which is as good for speed and for agreement between programs.
+Leaves: a sentence-transformers folder in the cache. all-MiniLM-L6-v2's weights are real; `bge-small-shape` has random
+ones from a fixed seed, which is as good for speed and for agreement between programs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def bench_model(name: str, cache: Path) -> BenchModel:
 def own_copy(
     name: str, source: Path, cache: Path, max_length: int, change: Callable[[Path], None] | None = None
 ) -> BenchModel:
-    """A copy of a model folder whose tokenizer has no cap but `max_length`; `change` alters it before it is published."""
+    """A copy of a model folder whose tokenizer has no cap but `max_length`; `change` alters it before it is
+    published.
+    """
     folder = cache / "models" / name
     if not (folder / "config.json").is_file():
         making = folder.with_name(f"{folder.name}.{os.getpid()}")

@@ -1,7 +1,7 @@
 """The operators of a model, each in every variant known to be fast: what `roofline` times.
 
-Enters: a config and the lengths of one batch. Leaves: `Operator` records whose variants do the same work. Biases of products
-are added by the operator that follows, since that is the faster way on every machine seen.
+Enters: a config and the lengths of one batch. Leaves: `Operator` records whose variants do the same work. Biases of
+products are added by the operator that follows, since that is the faster way on every machine seen.
 """
 
 from __future__ import annotations

@@ -51,7 +51,9 @@ def job_batches(lengths: Sequence[int], batch_tokens: int) -> list[np.ndarray]:
 def ceilings(
     model: BenchModel, corpus: corpora.Corpus, tokenizer: Tokenizer, contenders: Sequence[Mapping[str, Any]], *, quick: bool
 ) -> dict[str, Any]:  # fmt: skip
-    """dtype -> roofline.measure's report, with `reached`: the encoder's rate (tokenizing left out) over each ceiling."""
+    """dtype -> roofline.measure's report, with `reached`: the encoder's rate (tokenizing left out) over each
+    ceiling.
+    """
     from embedctl.bench import roofline
     from embedctl.encoders.open import resolve_dtype
 

@@ -15,7 +15,7 @@ _STYLES = {"operators": "--", "products": ":"}
 def draw(bench: Mapping[str, Any], corpus: str, file: Path) -> None:
     """Write `file` (PNG): tokens/s on this corpus, fastest on top. :raises UsageError: matplotlib is not installed."""
     try:
-        import matplotlib
+        import matplotlib  # type: ignore[import-not-found, unused-ignore]
     except ImportError as exc:
         raise UsageError("the plot needs matplotlib", hint="pip install 'embedctl[bench]'") from exc
     matplotlib.use("Agg")

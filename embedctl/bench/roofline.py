@@ -1,7 +1,9 @@
-"""How fast this machine could run a model at best: every operator timed alone, at the job's own shapes, in its best variant.
+"""How fast this machine could run a model at best: every operator timed alone, at the job's own shapes, in its best
+variant.
 
-Enters: a model folder and the sequence lengths of some of the job's batches. Leaves: seconds a token of each operator, and two
-ceilings in tokens/s: all operators summed, and matrix products alone. On kinds other than BERT's only the second.
+Enters: a model folder and the sequence lengths of some of the job's batches. Leaves: seconds a token of each
+operator, and two ceilings in tokens/s: all operators summed, and matrix products alone. On kinds other than BERT's
+only the second.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Contenders side by side on one corpus: tuned, then measured in turns, so that a slow minute of the machine hits all alike.
+"""Contenders side by side on one corpus: tuned, then measured in turns, so that a slow minute of the machine hits all
+alike.
 
 Enters: running contestants and a corpus. Leaves: `Result` records: medians over the rounds, cosine to the reference.
 """
@@ -25,7 +26,9 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """rounds: per contender and corpus. tune_texts: how many the batch sizes are tried on. reference_texts: compared."""
+    """rounds: per contender and corpus. tune_texts: how many the batch sizes are tried on. reference_texts:
+    compared.
+    """
 
     rounds: int = 5
     tune_texts: int = 400

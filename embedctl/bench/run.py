@@ -1,7 +1,7 @@
 """The whole bench, as `scripts/bench` runs it: every peer, corpus and model in one run, then table, JSON and plot.
 
-Enters: arguments. Leaves: `bench.json`, `bench.md` and `bench.png` in the output folder. Refuses unknown peers, corpora and
-models by name. A peer that cannot be installed or run is told as such, and the others go on.
+Enters: arguments. Leaves: `bench.json`, `bench.md` and `bench.png` in the output folder. Refuses unknown peers,
+corpora and models by name. A peer that cannot be installed or run is told as such, and the others go on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The pipeline with nothing to carry: real reading, tokenizing, packing and committing; the encoder and the sink cost nothing.
+"""The pipeline with nothing to carry: real reading, tokenizing, packing and committing; the encoder and the sink cost
+nothing.
 
-Run as `python -m embedctl.bench.unladen JSON`, in a process of its own since tokenizer threads are set once. Enters: rows,
-model, max_length, rounds. Leaves: one JSON object on stdout. Measured in turns with the tokenizer library alone.
+Run as `python -m embedctl.bench.unladen JSON`, in a process of its own since tokenizer threads are set once. Enters:
+rows, model, max_length, rounds. Leaves: one JSON object on stdout. Measured in turns with the tokenizer library alone.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from embedctl.records import Batch
 from embedctl.sinks.memory import MemorySink
 from embedctl.sinks.parquet import ParquetSink
 from embedctl.spec import JobSpec
+from embedctl.tokens.tokenize import set_threads
 
 
 class NoEncoder:
@@ -118,10 +120,9 @@ def _library(folder: Path, texts: list[str], max_length: int) -> float:
 def _texts(rows: str) -> list[str]:
     import pyarrow.parquet as pq
 
-    texts: list[str] = pq.read_table(rows, columns=["text"])["text"].to_pylist()
-    return texts
+    return [str(text) for text in pq.read_table(rows, columns=["text"])["text"].to_pylist()]
 
 
 if __name__ == "__main__":
-    wiring.set_threads(planning.available_cpus())
+    set_threads(planning.available_cpus())
     json.dump(main(json.loads(sys.argv[1])), sys.stdout)

@@ -1,6 +1,7 @@
 """`embedctl bench`: a user's own corpus, model and machine. What is installed here is measured, and settings advised.
 
-Enters: a `JobSpec`. Leaves: a JSON-ready report. Refuses what `plan` refuses, a corpus without a text, and a fake model.
+Enters: a `JobSpec`. Leaves: a JSON-ready report. Refuses what `plan` refuses, a corpus without a text, and a fake
+model.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from embedctl.bench.rounds import Limits
 from embedctl.errors import SourceError, UsageError
 from embedctl.events import Listener
 from embedctl.job import planning, wiring
-from embedctl.models.load import ModelFolder
+from embedctl.models.folder import ModelFolder
 from embedctl.plan import Plan
 from embedctl.sources.files import STDIN, discover
 from embedctl.spec import JobSpec
@@ -158,7 +159,7 @@ def _ceilings(plan: Plan, folder: ModelFolder, corpus: corpora.Corpus, own: Mapp
     from embedctl.bench import roofline
 
     told = roofline.measure(
-        Path(folder.path), job_batches(corpus.lengths, plan.resolved["batch_tokens"]), dtype=plan.resolved["dtype"],
+        Path(folder.path), job_batches(corpus.lengths, own["size"]), dtype=plan.resolved["dtype"],
         threads=plan.resolved["threads"], device=plan.resolved["device"],
     )  # fmt: skip
     reached = {k: rate / ceiling for k, ceiling in told["tokens_per_s"].items() if ceiling}
@@ -166,7 +167,9 @@ def _ceilings(plan: Plan, folder: ModelFolder, corpus: corpora.Corpus, own: Mapp
 
 
 def _advice(plan: Plan, contenders: Sequence[Contender], found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Tokens a batch and threads that were fastest here, and the flags that ask for them where they are not the default."""
+    """Tokens a batch and threads that were fastest here, and the flags that ask for them where they are not the
+    default.
+    """
     ran = [(c, f) for c, f in zip(contenders, found, strict=True) if c.own and f["tokens_per_s"] and not f["wrong"]]
     same = [(c, f) for c, f in ran if c.settings["dtype"] == plan.resolved["dtype"] and "compile" not in c.settings]
     if not same:

@@ -23,7 +23,8 @@ MIN_TOKENS = 64
 
 
 def job(texts: Sequence[str], model: str, *, max_length: int, env: dict[str, str], timeout_s: float) -> dict[str, Any]:
-    """`embedctl embed` from a Parquet file to a committed destination: wall_s, peak_bytes, and its own summary's seconds.
+    """`embedctl embed` from a Parquet file to a committed destination: wall_s, peak_bytes, and its own summary's
+    seconds.
 
     :raises PeerFailed: the command failed.
     """

@@ -1,7 +1,8 @@
-"""The process in which one contender runs. Speaks JSON lines on stdin and stdout; needs numpy and the peer's library only.
+"""The process in which one contender runs. Speaks JSON lines on stdin and stdout; needs numpy and the peer's library
+only.
 
-Started as `python -P worker.py PEER.py`. Enters: `load`, `tune`, `round`, `stop`. Leaves: one object a request, `ok` false
-with the reason where the peer refused. What libraries print goes to stderr.
+Started as `python -P worker.py PEER.py`. Enters: `load`, `tune`, `round`, `stop`. Leaves: one object a request, `ok`
+false with the reason where the peer refused. What libraries print goes to stderr.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ class Server:
 
 def _load_of(peer_file: str) -> Load:
     spec = importlib.util.spec_from_file_location("bench_peer", peer_file)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["bench_peer"] = module
     spec.loader.exec_module(module)

@@ -40,7 +40,8 @@ def command(
 ) -> int:
     """Measure tokens/s on a sample of a corpus, beside what else is installed, and advise settings.
 
-    Also tells how near the encoder comes to what this machine can do, and how near its vectors come to float32. Writes nothing.
+    Also tells how near the encoder comes to what this machine can do, and how near its vectors come to float32.
+    Writes nothing.
     """
     spec = spec_of(flags, inputs, config, "bench")
     from embedctl.bench import user

@@ -152,7 +152,9 @@ def _drawn(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
 
     table = Table()
     for column in columns:
-        table.add_column(Text(column), justify="right" if column in ("rank", "score") else "left")
+        number = column in ("rank", "score")
+        # An id is there to be copied: folded where it is too long, never cut.
+        table.add_column(Text(column), justify="right" if number else "left", no_wrap=number, overflow="fold")
     for line in cells:
         table.add_row(*map(Text, line))
     console = Console(highlight=False)

@@ -136,7 +136,9 @@ def _compute() -> dict[str, Any]:
 
         kernels, why = native.load()
         report["cpu_kernels"] = why if kernels else f"none: {why}"
-        report["cpu_attention"] = "amx tiles (BERT-shaped models in bfloat16)" if kernels and kernels.has_tiles else "sdpa"
+        report["cpu_attention"] = (
+            "amx tiles (BERT-shaped models in bfloat16)" if kernels and kernels.has_tiles else "sdpa"
+        )
     if not flash and device.startswith("cuda"):
         report["flash_attn_try"] = f"{INSTALL_FLASH_ATTN}  (built against the installed torch; needs nvcc; optional)"
     return report

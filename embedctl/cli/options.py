@@ -25,6 +25,7 @@ OUTPUT = "Output"
 CHUNKS = "Chunks"
 BAD_ROWS = "Bad rows and guards"
 SPEED = "Speed"
+STORES = "Vector stores"
 MANY = "Several processes and machines"
 
 
@@ -87,9 +88,14 @@ OPTIONS: dict[str, Option] = {
     "window_bytes": _row(SPEED, "Most raw text in a window.", "SIZE"),
     "slice_bytes": _row(SPEED, "Aim for slices of this many bytes.", "SIZE"),
     "num_shards": _row(MANY, "Split the planned slices among this many runs.", "N"),
-    "state": _row(MANY, "Folder for plan and ledger of a store. Default: under $XDG_STATE_HOME.", "DIR"),
     "shard_index": _row(MANY, "Which of them this run is, from 0.", "I"),
     "workers": _row(MANY, "Worker processes on this machine.", "N"),
+    "state": _row(STORES, "Folder for plan and ledger of a store. Default: under $XDG_STATE_HOME.", "DIR"),
+    "create": _row(STORES, "Make the collection where it does not exist."),
+    "distance": _row(STORES, "Distance of a new collection. Default: the model's similarity.", "NAME"),
+    "quantization": _row(STORES, "Quantization of a new collection. Default: none.", "NAME"),
+    "index_field": _row(STORES, "Payload field to index in a new collection, and how.", "NAME:KIND"),
+    "max_points_per_s": _row(STORES, "Write no faster, to spare a collection that is in use.", "POINTS"),
 }
 
 INPUTS = typer.Argument(metavar="INPUT", help="Files, folders, globs or URIs; - is standard input.", show_default=False)

@@ -1,8 +1,8 @@
 """BERT-shaped models on a CPU, as fast as its matrix products: what lies between them is fused, nothing is padded.
 
-Enters: packed batches. Leaves: float32 (N, dim), like its plain twin `torch_varlen`, whose numbers it keeps. One query-key-
-value product a layer; biases, GELU, residual sums and LayerNorm in our own kernels; attention over AMX tiles where the
-processor has them. One thread a batch, several batches at once: results do not depend on the number of threads.
+Enters: packed batches. Leaves: float32 (N, dim), like its plain twin `torch_varlen`, whose numbers it keeps. One
+query-key-value product a layer; biases, GELU, residual sums and LayerNorm in our own kernels; attention over AMX tiles
+where the processor has them. One thread a batch, several batches at once: the number of threads changes no result.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """Weights in the compute dtype, transposed for `mm`: qkv (E, 3E), out (E, E), up (E, F), down (F, E). Biases float32,
-    but qkv_bias, which only the plain attention adds."""
+    """Weights in the compute dtype, transposed for `mm`: qkv (E, 3E), out (E, E), up (E, F), down (F, E). Biases
+    float32, but qkv_bias, which only the plain attention adds."""
 
     qkv: Tensor
     query_bias: Tensor
@@ -75,12 +75,13 @@ class FusedBert(nn.Module):
 
     def __init__(self, model: nn.Module, kernels: Kernels) -> None:
         super().__init__()
-        self.model, self.config = model, model.config
+        config: Any = model.config
+        self.model, self.config = model, config
         self.kernels, self.areas = kernels, Areas()
-        self.heads: int = model.config.num_attention_heads
+        self.heads: int = config.num_attention_heads
         dtype = next(model.parameters()).dtype
-        head_width = model.config.hidden_size // self.heads
-        self.tiles = kernels.has_tiles and dtype == torch.bfloat16 and head_width % 32 == 0
+        head_width = config.hidden_size // self.heads
+        self.tiles: bool = kernels.has_tiles and dtype == torch.bfloat16 and head_width % 32 == 0
         parts: Any = model.embeddings
         self.words, self.places = parts.word_embeddings.weight, parts.position_embeddings.weight
         self.types = parts.token_type_embeddings.weight.float()
@@ -96,7 +97,7 @@ class FusedBert(nn.Module):
         words_TE, x_TE = functional.embedding(ids_T, self.words), functional.embedding(places_T, self.places)
         self._normed(words_TE, x_TE, self.first_norm)
         qkv_TX = self.areas("qkv", len(x_TE), 3 * x_TE.shape[1], x_TE.dtype)
-        mixed_TE = self.areas("mixed", *x_TE.shape, x_TE.dtype)
+        mixed_TE = self.areas("mixed", len(x_TE), x_TE.shape[1], x_TE.dtype)
         blocks = [slice(i, i + BLOCK_TOKENS) for i in range(0, len(x_TE), BLOCK_TOKENS)]
         for layer, following in zip(self.layers, [*self.layers[1:], None], strict=True):
             if layer is self.layers[0]:
@@ -110,7 +111,7 @@ class FusedBert(nn.Module):
 
     def _feed_forward(self, layer: Layer, mixed_TE: Tensor, x_TE: Tensor) -> None:
         """What follows the attention, into `x_TE`."""
-        out_TE = self.areas("out", *x_TE.shape, x_TE.dtype)
+        out_TE = self.areas("out", len(x_TE), x_TE.shape[1], x_TE.dtype)
         up_TF = self.areas("up", len(x_TE), layer.up.shape[1], x_TE.dtype)
         torch.mm(mixed_TE, layer.out, out=out_TE)
         self._normed(out_TE, x_TE, layer.out_norm)
@@ -184,13 +185,15 @@ class FusedBertEncoder(TorchEncoder):
     engine = "fused_bert"
 
     def __init__(
-        self, load: Loader, tail: Tail, *, dtype: str, threads: int | None, model: nn.Module, kernels: Kernels, reason: str,
-        notes: tuple[str, ...] = (),
+        self, load: Loader, tail: Tail, *, dtype: str, threads: int | None, model: nn.Module, kernels: Kernels,
+        reason: str, notes: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         def fused(dtype: str) -> nn.Module:
             return FusedBert(load(dtype), kernels)
 
-        super().__init__(fused, tail, dtype=dtype, device="cpu", threads=1, model=FusedBert(model, kernels), notes=notes)
+        super().__init__(
+            fused, tail, dtype=dtype, device="cpu", threads=1, model=FusedBert(model, kernels), notes=notes
+        )
         self.lanes = threads or torch.get_num_threads()
         self._reason = reason
 

@@ -83,10 +83,17 @@ def default_destination(inputs: Sequence[str]) -> str:
 
 def _store(target: str, spec: JobSpec) -> Destination:
     scheme = urlsplit(target).scheme
+    target = _absolute(target)
     uri = without_secrets(target)
     storage = LocalStorage(Path(spec.state) if spec.state else state_folder(uri), uri=uri)
     sink: Sink = registry.get("sinks", scheme)(target, storage, spec)
     return Destination(uri=uri, storage=storage, sink=sink)
+
+
+def _absolute(target: str) -> str:
+    """`scheme://./folder` names the same store, and so the same state, from every working folder."""
+    scheme, _, rest = target.partition("://")
+    return f"{scheme}://{Path(rest).resolve()}" if rest.startswith(("./", "../", "/")) else target
 
 
 def without_secrets(uri: str) -> str:

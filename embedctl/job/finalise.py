@@ -140,12 +140,23 @@ def settle_duplicates(plan: Plan, storage: LocalStorage, ledger: Ledger, sink: S
 
 
 def _drop(
-    record: WindowRecord, losers: Sequence[Loser], plan: Plan, storage: LocalStorage, ledger: Ledger, sink: Sink, *, as_dead: bool
+    record: WindowRecord,
+    losers: Sequence[Loser],
+    plan: Plan,
+    storage: LocalStorage,
+    ledger: Ledger,
+    sink: Sink,
+    *,
+    as_dead: bool,
 ) -> None:
     rows = np.array(sorted(loser.row for loser in losers), dtype=np.int64)
     file_of = np.repeat([b.file for b in record.books], [b.written for b in record.books])
     lost = {f: int((file_of[rows] == f).sum()) for f in set(file_of[rows].tolist())}
-    changed = replace(record, revision=ledger.contents.next_revision(record.key), books=tuple(_moved(b, lost.get(b.file, 0), as_dead) for b in record.books))
+    changed = replace(
+        record,
+        revision=ledger.contents.next_revision(record.key),
+        books=tuple(_moved(b, lost.get(b.file, 0), as_dead) for b in record.books),
+    )
     if as_dead:
         ids, positions = sink.rows(record)
         letters = [

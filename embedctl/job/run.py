@@ -88,16 +88,19 @@ def _lost(plan: Plan, sink: Sink, ledger: Ledger) -> bool:
 
 
 def _find_or_make(
-    spec: JobSpec, files: Sequence[SourceFile], storage: LocalStorage, listener: Listener, halt: Halt, stack: contextlib.ExitStack
+    spec: JobSpec,
+    files: Sequence[SourceFile],
+    storage: LocalStorage,
+    listener: Listener,
+    halt: Halt,
+    stack: contextlib.ExitStack,
 ) -> tuple[Plan, ModelFolder | None]:
     """The destination's plan, checked against the spec, or a new one, published while nobody else can."""
     plan = plans.load(storage)
     if plan is None:
         made = planning.draft(spec, files)
         plan = made.plan
-        stack.enter_context(
-            locks.lease(storage, names=["plan"], wait=spec.if_locked == "wait", listener=listener)
-        )
+        stack.enter_context(locks.lease(storage, names=["plan"], wait=spec.if_locked == "wait", listener=listener))
         halt.check()
         found = plans.load(storage)
         if found is None:

@@ -71,7 +71,7 @@ def verify(destination: str, *, sample: int = 64, listener: Listener) -> dict[st
             _recipe(plan, storage, records),
         ]
         listener.note(f"embedding {sample} rows again, one by one in float32")
-        checks.append(_sample(plan, storage, sink, records, sample))
+        checks.append(_sample(plan, storage, records, sample))
     return {
         "version": 1,
         "destination": storage.uri,
@@ -165,9 +165,7 @@ def _model_card(storage: LocalStorage, record: WindowRecord) -> bytes:
     return card
 
 
-def _sample(
-    plan: Plan, storage: LocalStorage, sink: ParquetSink, records: Sequence[WindowRecord], sample: int
-) -> Check:
+def _sample(plan: Plan, storage: LocalStorage, records: Sequence[WindowRecord], sample: int) -> Check:
     if any(f.path == STDIN for f in plan.files):
         return Check(name="sample", ok=None, detail="not checked: standard input is gone")
     full = [r for r in records if r.units and r.key.generation == 1]

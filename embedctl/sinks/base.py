@@ -49,11 +49,11 @@ class Sink(Protocol):
         ...
 
     def drop_rows(self, record: WindowRecord, output: WindowRecord, rows: Sequence[int]) -> WindowRecord:
-        """Take live rows (by number among the window's live rows) out of a committed window; `output` is its new record."""
+        """Take rows, by number among the window's live rows, out of a committed window; `output` is its new record."""
         ...
 
     def before_change(self, plan: Plan, records: Sequence[WindowRecord]) -> None:
-        """A finished destination is about to get a later generation than `plan`'s: keep what readers hold whole."""
+        """Before a finished destination gets a later generation than `plan`'s: keep what readers hold whole."""
         ...
 
     def finish(self, plan: Plan, records: Sequence[WindowRecord]) -> None:

@@ -1,7 +1,7 @@
 """Vectors as a plain folder of Parquet parts, one a window, published once and never overwritten.
 
 `out/*.parquet` are the parts of the current version and nothing else; the state is under `out/.embedctl/`. A
-part's footer carries its window's record and dead letters, so the ledger can be rebuilt from the parts. Holds no time, no host.
+part's footer carries its window's record and dead letters, so the ledger can be rebuilt from them. No time, no host.
 """
 
 from __future__ import annotations

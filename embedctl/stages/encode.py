@@ -22,7 +22,7 @@ Split = Callable[[Batch], tuple[Batch, Batch]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """vectors: float32 (distinct texts, C), rows of dead ones undefined. budget: what windows after `last` should use."""
+    """vectors: float32 (distinct texts, C), rows of dead ones undefined. budget: for windows after `last`."""
 
     prepared: Prepared
     vectors: np.ndarray

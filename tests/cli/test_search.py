@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,7 +73,7 @@ def test_hits_are_a_table_on_a_terminal(out):
                 break
             shown += piece
     os.close(leader)
-    text = shown.decode()
+    text = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode())
     assert process.returncode == 0
     assert "┃ rank ┃  score ┃ id   ┃ text" in text
     assert "[bold]four[/bold]" in text

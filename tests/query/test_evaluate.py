@@ -154,12 +154,12 @@ def test_bad_qrels_name_the_line(tmp_path, text, message):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(SourceError, match="--qrels: cannot read .*: No such file"):
+    with pytest.raises(SourceError, match=r"--qrels: cannot read .*: No such file"):
         read_qrels(tmp_path / "none.tsv")
-    with pytest.raises(SourceError, match="--queries: cannot read .*: No such file"):
+    with pytest.raises(SourceError, match=r"--queries: cannot read .*: No such file"):
         read_queries(tmp_path / "none.jsonl")
     (tmp_path / "latin").write_bytes(b"q\td\xff\t1\n")
-    with pytest.raises(SourceError, match="--qrels: cannot read .*: not UTF-8"):
+    with pytest.raises(SourceError, match=r"--qrels: cannot read .*: not UTF-8"):
         read_qrels(tmp_path / "latin")
 
 

@@ -31,9 +31,12 @@ class FastEmbed:
 
 def load(settings: Mapping[str, Any]) -> FastEmbed:
     """:raises FileNotFoundError: the graph was not exported."""
-    import fastembed
+    import fastembed  # type: ignore[import-not-found, unused-ignore]
     from fastembed import TextEmbedding
-    from fastembed.common.model_description import ModelSource, PoolingType
+    from fastembed.common.model_description import (  # type: ignore[import-not-found, unused-ignore]
+        ModelSource,
+        PoolingType,
+    )
 
     name = f"bench/{Path(settings['model']).name}"
     folder = _folder(settings)

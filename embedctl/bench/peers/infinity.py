@@ -30,7 +30,7 @@ class Infinity:
         return np.stack(vectors)
 
     async def _restart(self, size: int) -> None:
-        from infinity_emb import AsyncEmbeddingEngine, EngineArgs
+        from infinity_emb import AsyncEmbeddingEngine, EngineArgs  # type: ignore[import-not-found, unused-ignore]
 
         if self._engine is not None:
             await self._engine.astop()

@@ -1,6 +1,7 @@
 """embedctl's encoder as its pipeline feeds it: tokenizer, packer, and as many batches at once as the encoder has lanes.
 
-settings: model, max_length, dtype, compile (None: as the default), batch_tokens, threads, device. The size is tokens a batch.
+settings: model, max_length, dtype, compile (None: as the default), batch_tokens, threads, device. The size is tokens
+a batch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """sentence-transformers: torch, ONNX Runtime and OpenVINO backends, as its documentation has them.
 
-settings: model (folder), max_length, backend, dtype, cache (folder for exported graphs), device. Sorted by length by itself.
+settings: model (folder), max_length, backend, dtype, cache (folder for exported graphs), device. Sorted by length by
+itself.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def load(settings: Mapping[str, Any]) -> VLLM:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("DO_NOT_TRACK", "1")
-    from vllm import LLM, __version__
+    from vllm import LLM, __version__  # type: ignore[import-not-found, unused-ignore]
 
     engine = LLM(
         model=settings["model"], runner="pooling", dtype=settings["dtype"], max_model_len=settings["max_length"],

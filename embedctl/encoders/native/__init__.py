@@ -99,7 +99,10 @@ def load() -> tuple[Kernels | None, str]:
             _compile(compiler, source, path)
         return Kernels(path), f"compiled by {Path(compiler).name} for this processor"
     except subprocess.CalledProcessError as exc:
-        return None, f"{compiler} could not compile them: {exc.stderr.decode(errors='replace').strip().splitlines()[:1]}"
+        return (
+            None,
+            f"{compiler} could not compile them: {exc.stderr.decode(errors='replace').strip().splitlines()[:1]}",
+        )
     except (OSError, subprocess.TimeoutExpired, AttributeError) as exc:
         return None, f"they could not be compiled or loaded: {exc}"
 
