@@ -30,6 +30,9 @@ _BUILT_IN: dict[str, dict[str, str]] = {
     "sinks": {
         "parquet": "embedctl.sinks.parquet:ParquetSink",
         "memory": "embedctl.sinks.memory:MemorySink",
+        "qdrant": "embedctl.sinks.qdrant_server:open_server",
+        "qdrant+http": "embedctl.sinks.qdrant_server:open_server",
+        "qdrant+https": "embedctl.sinks.qdrant_server:open_server",
         "qdrant-edge": "embedctl.sinks.qdrant_edge:open_edge",
     },
 }

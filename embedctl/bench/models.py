@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from embedctl.models.load import find_model
@@ -19,6 +20,8 @@ REAL = "all-MiniLM-L6-v2"
 SHAPED = "bge-small-shape"
 BENCH_MODELS = (REAL, SHAPED)
 _SEED = 20
+_SHAPE = {"num_hidden_layers": 12, "hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12}
+"""bge-small-en-v1.5's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +43,7 @@ def bench_model(name: str, cache: Path) -> BenchModel:
         raise ValueError(f"--models: {name!r} is not one of {', '.join(BENCH_MODELS)}")
     source = Path(find_model(REAL, offline=True).path or "")
     max_length = 256 if name == REAL else 512
-    return own_copy(name, source, cache, max_length, _random_weights if name == SHAPED else None)
+    return own_copy(name, source, cache, max_length, partial(random_bert, **_SHAPE) if name == SHAPED else None)
 
 
 def own_copy(
@@ -71,16 +74,20 @@ def _lift_cap(folder: Path, max_length: int) -> None:
         _edit(folder / "sentence_bert_config.json", max_seq_length=max_length)
 
 
-def _random_weights(folder: Path) -> None:
-    """12 layers of bge-small-en-v1.5's shape, MiniLM's vocabulary."""
+def random_bert(folder: Path, **shape: int) -> None:
+    """A BERT of this shape (names of the config), MiniLM's vocabulary, weights from a fixed seed."""
     import torch
     import transformers
 
-    _edit(folder / "config.json", num_hidden_layers=12, hidden_size=384, intermediate_size=1536, num_attention_heads=12)
+    _edit(folder / "config.json", **shape)
+    pooling = folder / "1_Pooling" / "config.json"
+    if pooling.is_file():
+        _edit(pooling, word_embedding_dimension=shape["hidden_size"])
     with torch.random.fork_rng():
         torch.manual_seed(_SEED)
         config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
-        transformers.AutoModel.from_config(config).save_pretrained(str(folder))
+        model = transformers.AutoModel.from_config(config)  # type: ignore[no-untyped-call]
+        model.save_pretrained(str(folder))
 
 
 def _edit(file: Path, **values: object) -> None:

@@ -118,7 +118,7 @@ def _linears(config: Any) -> dict[tuple[int, int], int]:
     import transformers
 
     with torch.device("meta"):
-        model = transformers.AutoModel.from_config(config)
+        model = transformers.AutoModel.from_config(config)  # type: ignore[no-untyped-call]
     found: dict[tuple[int, int], int] = {}
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and "pooler" not in name:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,14 @@ from embedctl.bench.client import Contestant, PeerFailed
 from embedctl.bench.contenders import DEFAULT
 from embedctl.bench.models import BenchModel
 from embedctl.job import planning
-from embedctl.tokens.base import Tokenizer
 
 BATCH_TOKENS = planning.CPU_BATCH_TOKENS
 SAMPLED_BATCHES = 4
 _SEED = 11
 
 
-def token_counts(model: BenchModel) -> tuple[corpora.Count, Tokenizer]:
-    """How the model counts: tokens of a text uncut, special ones included; and its tokenizer, which cuts."""
+def token_counts(model: BenchModel) -> corpora.Count:
+    """How the model counts: tokens of a text uncut, special ones included."""
     from embedctl.tokens.tokenize import load_tokenizer
 
     tokenizer = load_tokenizer(Path(model.path), max_length=model.max_length)
@@ -31,7 +29,7 @@ def token_counts(model: BenchModel) -> tuple[corpora.Count, Tokenizer]:
     def count(texts: Sequence[str]) -> Sequence[int]:
         return [n + tokenizer.overhead_tokens for n in tokenizer.count(texts)]
 
-    return count, tokenizer
+    return count
 
 
 def job_batches(lengths: Sequence[int], batch_tokens: int) -> list[np.ndarray]:
@@ -49,15 +47,14 @@ def job_batches(lengths: Sequence[int], batch_tokens: int) -> list[np.ndarray]:
 
 
 def ceilings(
-    model: BenchModel, corpus: corpora.Corpus, tokenizer: Tokenizer, contenders: Sequence[Mapping[str, Any]], *, quick: bool
-) -> dict[str, Any]:  # fmt: skip
+    model: BenchModel, corpus: corpora.Corpus, contenders: Sequence[Mapping[str, Any]], *, quick: bool
+) -> dict[str, Any]:
     """dtype -> roofline.measure's report, with `reached`: the encoder's rate (tokenizing left out) over each
     ceiling.
     """
     from embedctl.bench import roofline
     from embedctl.encoders.open import resolve_dtype
 
-    del tokenizer
     effort = roofline.Effort(repeats=1, call_s=0.002) if quick else roofline.Effort()
     own = {DEFAULT: resolve_dtype("auto", "cpu"), "embedctl float32": "float32"}
     rates = {own[c["name"]]: c["encode_tokens_per_s"] for c in reversed(contenders) if c["name"] in own}
@@ -73,22 +70,14 @@ def ceilings(
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Text:
-    """Distinct texts in any number, with the lengths of real ones."""
-
-    real: tuple[str, ...]
-
-    def many(self, number: int) -> list[str]:
-        """Docstrings, each time around with other words in front, so that no two are alike."""
-        chance, out = random.Random(_SEED), []
-        for i in range(number):
-            text = self.real[i % len(self.real)]
-            words = text.split()
-            out.append(
-                text if i < len(self.real) else f"{' '.join(chance.sample(words, min(3, len(words))))} {text} {i}"
-            )
-        return out
+def many(real: Sequence[str], number: int) -> list[str]:
+    """So many texts of real lengths, no two alike: from the second time around three words and a number are added."""
+    chance, out = random.Random(_SEED), list(real[:number])
+    for i in range(len(out), number):
+        text = real[i % len(real)]
+        words = text.split()
+        out.append(f"{' '.join(chance.sample(words, min(3, len(words))))} {text} {i}")
+    return out
 
 
 def whole_job(
@@ -102,7 +91,7 @@ def whole_job(
         if own is None:
             raise PeerFailed("the encoder is not running")
         found["job"] = whole.job_over_encoding(
-            _Text(real=texts).many(rows), model.path, own, BATCH_TOKENS, max_length=model.max_length, scratch=scratch,
+            many(texts, rows), model.path, own, BATCH_TOKENS, max_length=model.max_length, scratch=scratch,
             env=dict(env), timeout_s=timeout_s,
         )  # fmt: skip
     except PeerFailed as exc:

@@ -32,7 +32,8 @@ def draw(bench: Mapping[str, Any], corpus: str, file: Path) -> None:
         _panel(axis, model, measured)
     machine = bench["machine"]
     figure.suptitle(
-        f"Embedding {corpus} text, tokens per second (more is better)\n{machine['processor']}, {machine['threads']} threads",
+        f"Embedding {corpus} text, tokens per second (more is better)\n"
+        f"{machine['processor']}, {machine['threads']} threads",
         fontsize=11,
     )
     figure.savefig(file, dpi=150)

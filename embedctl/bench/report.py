@@ -53,7 +53,9 @@ def ratio_lines(corpus: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _machine(bench: Mapping[str, Any]) -> Iterator[str]:
     machine = bench["machine"]
-    yield f"{machine['processor']}, {machine['threads']} threads ({', '.join(machine['features']) or 'no AVX'}); medians of {bench['rounds']} interleaved rounds."
+    features = ", ".join(machine["features"]) or "no AVX"
+    rounds = f"medians of {bench['rounds']} interleaved rounds"
+    yield f"{machine['processor']}, {machine['threads']} threads ({features}); {rounds}."
     if bench["quick"]:
         yield ""
         yield "A quick run, to see that everything works: its numbers mean little."
@@ -111,9 +113,10 @@ def _whole(whole: Mapping[str, Any]) -> Iterator[str]:
     if job:
         yield ""
         yield (
-            f"Whole job, file to committed Parquet, {job['job']['rows']:,} rows: {job['ratio']['wall']:.2f} times encoding "
-            f"alone ({job['ratio']['wall_with_start']:.2f} with its start of {job['start_s']:.1f} s); "
-            f"{job['job']['peak_bytes'] >> 20:,} MiB at most, {job['encoder_peak_bytes'] >> 20:,} MiB for an encoder alone."
+            f"Whole job, file to committed Parquet, {job['job']['rows']:,} rows: {job['ratio']['wall']:.2f} times "
+            f"encoding alone ({job['ratio']['wall_with_start']:.2f} with its start of {job['start_s']:.1f} s); "
+            f"{job['job']['peak_bytes'] >> 20:,} MiB at most, "
+            f"{job['encoder_peak_bytes'] >> 20:,} MiB for an encoder alone."
         )
     pipeline = whole.get("pipeline")
     if pipeline:

@@ -144,11 +144,11 @@ def _timed_cuda(call: Callable[[], object], effort: Effort) -> float:
         call()
     found = []
     for _ in range(effort.repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         for _ in range(10):
             call()
         end.record()
         torch.cuda.synchronize()
-        found.append(begin.elapsed_time(end) / 1e4)
+        found.append(float(begin.elapsed_time(end)) / 1e4)
     return statistics.median(found)

@@ -92,9 +92,9 @@ def measure(
             contestant = running[result.contender.name]
             if result.reason is None and isinstance(contestant, Contestant):
                 others = [c for n, c in running.items() if isinstance(c, Contestant) and n != result.contender.name]
-                save = scratch / "vectors.npy" if number == 0 and reference is not None else None
+                save = scratch / "vectors.npy" if not number else None
                 _guarded(result, lambda r, c, o=others, s=save: _round(r, c, o, corpus, limits, s), contestant)  # type: ignore[misc]
-                if save is not None and result.reason is None and reference is not None:
+                if save is not None and reference is not None and not result.reason:
                     _compare(result, np.load(save)[rows], reference)
     return results
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from embedctl.bench import corpora, machine, plot, report, rounds, whole
+from embedctl.bench import corpora, machine, plot, report, rounds
 from embedctl.bench.client import Contestant, PeerFailed
 from embedctl.bench.contenders import DEFAULT, ENVIRONMENTS, PEERS, REFERENCE, Contender, chosen
 from embedctl.bench.environments import python_of
@@ -112,7 +112,8 @@ def run(bench: Bench) -> dict[str, Any]:
     """Measure, write after every model, and return what bench.json holds."""
     bench.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {
-        "version": report.VERSION, "quick": bench.quick, "rounds": bench.limits.rounds, "machine": machine.told(), "models": {},
+        "version": report.VERSION, "quick": bench.quick, "rounds": bench.limits.rounds, "machine": machine.told(),
+        "models": {},
     }  # fmt: skip
     for name in bench.models:
         model = bench_model(name, bench.cache)
@@ -136,7 +137,7 @@ def _write(bench: Bench, found: dict[str, Any]) -> None:
 def _model(bench: Bench, model: BenchModel, scratch: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     from embedctl.bench.own import ceilings, token_counts
 
-    count, tokenizer = token_counts(model)
+    count = token_counts(model)
     running = _start(bench, model)
     measured: dict[str, Any] = {}
     try:
@@ -246,8 +247,6 @@ def say(line: str) -> None:
     """Progress, on stderr."""
     print(line, file=sys.stderr, flush=True)  # noqa: T201
 
-
-__all__ = ["Bench", "main", "run", "whole"]
 
 if __name__ == "__main__":
     sys.exit(main())

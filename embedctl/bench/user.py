@@ -133,8 +133,8 @@ def _started(contender: Contender, model: str, plan: Plan) -> Contestant | PeerF
 
 
 def _reference(
-    running: Mapping[str, Contestant | PeerFailed], contenders: Sequence[Contender], corpus: corpora.Corpus, rows: np.ndarray,
-    scratch: Path, limits: Limits,
+    running: Mapping[str, Contestant | PeerFailed], contenders: Sequence[Contender], corpus: corpora.Corpus,
+    rows: np.ndarray, scratch: Path, limits: Limits,
 ) -> np.ndarray | None:  # fmt: skip
     """float32 (n, dim), one text at a time: by sentence-transformers where it is installed, else by ourselves."""
     file, vectors = scratch / "reference.json", scratch / "reference.npy"

@@ -29,9 +29,10 @@ def job(texts: Sequence[str], model: str, *, max_length: int, env: dict[str, str
     :raises PeerFailed: the command failed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        write_rows(Path(folder, "rows.parquet"), texts)
+        rows = Path(folder, "rows.parquet")
+        write_rows(rows, texts)
         command = [
-            sys.executable, "-m", "embedctl", "embed", str(Path(folder, "rows.parquet")), "--to", str(Path(folder, "out")),
+            sys.executable, "-m", "embedctl", "embed", str(rows), "--to", str(Path(folder, "out")),
             "--model", model, "--max-length", str(max_length), "--json", "--quiet",
         ]  # fmt: skip
         with open(Path(folder, "answer"), "w+b") as answer, open(Path(folder, "log"), "w+b") as log:

@@ -16,8 +16,8 @@ embedctl bench 'shards/*.jsonl.zst' --text-column body --model ./my-model --json
 embedctl bench corpus.parquet --dtype float32 --rounds 5"""
 
 OPTIONS = (
-    "format", "text_column", "text_template", "where", "limit", "model", "revision", "max_length", "dtype", "device", "threads",
-    "batch_tokens", "offline",
+    "format", "text_column", "text_template", "where", "limit", "model", "revision", "max_length", "dtype", "device",
+    "threads", "offline",
 )  # fmt: skip
 TEXTS = 2000
 

@@ -47,8 +47,9 @@ def command(
 ) -> int:
     """Tell nDCG@10, MRR@10 and recall@100 of a destination, by trec_eval's measures.
 
-    Run it before and after a change of dtype, vector type, dimension or model. A document of several chunks counts
-    once, with its best. Queries without a relevant document are left out and counted.
+    Run it before and after a change of dtype, vector type, dimension or model.
+    A document of several chunks counts once, with its best.
+    Queries without a relevant document are left out and counted.
     """
     machine = overrides(flags)
     from embedctl.query.evaluate import evaluate

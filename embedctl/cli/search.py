@@ -105,7 +105,7 @@ def command(
     from embedctl.query.search import search
 
     asking = Asking(prompt=prompt, prompt_name=prompt_name, model=model, **machine)
-    asked = read_queries(queries) if queries else [Query(id="", text=query)] if query is not None else []
+    asked = read_queries(queries) if queries else [Query(id="1", text=query)] if query is not None else []
     with listening(quiet=quiet) as listener:
         report = search(destination, asked, like=like, k=int(k), where=where, asking=asking, listener=listener)
     show_hits(report, as_json=as_json)

@@ -47,6 +47,21 @@ def is_finalised(plan: Plan, contents: Contents) -> bool:
     return rounds(plan, contents, FINALISED) > rounds(plan, contents, REOPENED)
 
 
+def has_lost(plan: Plan, sink: Sink, contents: Contents) -> bool:
+    """Whether the destination has lost windows of the finished plan.
+
+    :raises BooksError: lost after a retry, whose plan does not reach the first generation's windows.
+    """
+    sink.prepare(plan)
+    lost = sink.reconcile(live_records(contents)).lost
+    if lost and plan.generation > 1:
+        raise BooksError(
+            f"{len(lost)} parts are gone ({', '.join(str(r.part) for r in lost[:3])})",
+            hint="link them back from .embedctl/current/, or start a new job with another --to",
+        )
+    return bool(lost)
+
+
 def rounds(plan: Plan, contents: Contents, kind: str) -> int:
     """How often the generation was finished, or opened again."""
     return sum(e["kind"] == kind and e["generation"] == plan.generation for e in contents.events)

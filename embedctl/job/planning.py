@@ -18,7 +18,7 @@ from embedctl.job import wiring
 from embedctl.models.folder import ModelFolder
 from embedctl.models.load import find_model
 from embedctl.plan import Plan, job_of, recipe_of
-from embedctl.records import Segment, SourceFile
+from embedctl.records import Segment, Slice, SourceFile
 from embedctl.sources.files import STDIN, snapshot
 from embedctl.sources.roles import is_number_id
 from embedctl.sources.schema import column_names, read_schemas, resolve_schema
@@ -31,6 +31,10 @@ PROBES = 32
 PROBE_ROWS = 64
 CPU_BATCH_TOKENS = 8192
 CUDA_BATCH_TOKENS = 65536
+
+
+_NO_ROWS = (Slice(index=0, segments=()),)
+"""A corpus without rows is one empty window, so that its part tells readers the schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +92,7 @@ def draft(spec: JobSpec, files: Sequence[SourceFile]) -> Draft:
         keep=tuple(schema.keep),
         inputs=tuple(i if i == STDIN else os.path.abspath(i) for i in spec.inputs),
         files=tuple(files),
-        slices=tuple(cut_slices(sized, spec.slice_bytes, limit_rows=spec.limit)),
+        slices=tuple(cut_slices(sized, spec.slice_bytes, limit_rows=spec.limit)) or _NO_ROWS,
         libraries=_libraries(),
     )
     return Draft(plan=plan, folder=folder)

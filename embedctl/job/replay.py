@@ -47,6 +47,17 @@ class Replay:
 
         return watched
 
+    def confirm(self, blocks: Blocks, file: SourceFile, last: WindowRecord) -> None:
+        """Read all of standard input for a finished job. :raises PlanMismatch: it is not what was committed."""
+        end = 0
+        for block in self.watch(blocks)(file, 0, None, 0):
+            end = block.next_position
+        if self.digest(end) != last.replay:
+            raise PlanMismatch(
+                "standard input differs from what this finished job was made of",
+                hint="start a new job with another --to",
+            )
+
     def _take(self, block: RowBlock) -> None:
         assert block.raw is not None
         for i, raw in enumerate(block.raw):

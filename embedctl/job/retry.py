@@ -21,7 +21,7 @@ import pyarrow as pa
 from embedctl import plan as plans
 from embedctl import registry
 from embedctl.codec import dead_from_json
-from embedctl.errors import PlanMismatch, SourceChanged
+from embedctl.errors import BooksError, PlanMismatch, SourceChanged
 from embedctl.events import Listener, Summary
 from embedctl.job import finalise as ending
 from embedctl.job.destination import open_existing
@@ -77,7 +77,11 @@ def retry(destination: str, overrides: Mapping[str, Any], listener: Listener) ->
             return summary_of(last, storage, ledger, Meter(), began, new_dead=0, status="nothing dead")
         plan = _next_plan(last, spec, standing) if finished else last
         if finished:
-            sink.prepare(last)
+            if ending.has_lost(last, sink, ledger.contents):
+                raise BooksError(
+                    f"{destination}: parts are gone; they come before the dead letters",
+                    hint=f"embedctl embed {' '.join(last.inputs)} --to {destination}",
+                )
             sink.before_change(last, ending.live_records(ledger.contents))
             plans.publish(storage, plan)
         letters = _letters(storage, plan, standing)

@@ -14,9 +14,10 @@ from embedctl import plan as plans
 from embedctl.errors import Locked, PlanMismatch, SourceChanged
 from embedctl.events import Listener, Summary
 from embedctl.job import finalise as ending
-from embedctl.job import planning
+from embedctl.job import planning, wiring
 from embedctl.job.destination import default_destination, open_destination
 from embedctl.job.execution import Execution
+from embedctl.job.replay import Replay
 from embedctl.job.signals import obeyed
 from embedctl.job.summary import skipped_summary, summary_of
 from embedctl.ledger import locks
@@ -58,7 +59,7 @@ def _embed(spec: JobSpec, listener: Listener) -> Summary:
             stack.callback(destination.sink.close)
             plan, folder = _find_or_make(spec, files, storage, listener, halt, stack)
             ledger = Ledger(storage)
-            if ending.is_finalised(plan, ledger.contents) and not _lost(plan, destination.sink, ledger):
+            if _is_done(plan, destination.sink, ledger):
                 return summary_of(plan, storage, ledger, Meter(), began, new_dead=0, status="already done")
             mine = [s for s in plan.slices if s.index % spec.num_shards == spec.shard_index]
             lease.append(
@@ -81,10 +82,17 @@ def _embed(spec: JobSpec, listener: Listener) -> Summary:
             return execution.run(mine, folder)
 
 
-def _lost(plan: Plan, sink: Sink, ledger: Ledger) -> bool:
-    """Whether the destination has lost windows of the finished plan."""
-    sink.prepare(plan)
-    return bool(sink.reconcile(ending.live_records(ledger.contents)).lost)
+def _is_done(plan: Plan, sink: Sink, ledger: Ledger) -> bool:
+    """Whether there is nothing to do: finished, nothing lost since, and standard input the same as then.
+
+    :raises BooksError, PlanMismatch: parts are gone after a retry; standard input differs.
+    """
+    if not ending.is_finalised(plan, ledger.contents) or ending.has_lost(plan, sink, ledger.contents):
+        return False
+    if plan.is_stream and plan.spec["limit"] is None and plan.generation == 1:
+        records = ledger.contents.of_generation(1)
+        Replay(records).confirm(wiring.blocks_of(plan), plan.files[0], records[-1])
+    return True
 
 
 def _find_or_make(
@@ -107,6 +115,7 @@ def _find_or_make(
             if spec.vector_type in ("int8", "uint8") and not plan.is_stream:
                 plan = replace(plan, int8_ranges=planning.int8_ranges(plan, made.folder))
             storage.drop_scratch(locks.live_owners(storage))
+            _remember(plan, storage)
             plans.publish(storage, plan)
             return plan, made.folder
         plan = found
@@ -118,6 +127,18 @@ def _find_or_make(
         )
     _check_snapshot(plan, files, storage)
     return plan.moved_to(files), None
+
+
+def _remember(plan: Plan, storage: LocalStorage) -> None:
+    """Put the job's name into the ledger. :raises PlanMismatch: the ledger is another job's, whose plan is gone."""
+    ledger = Ledger(storage)
+    others = [e["job"] for e in ledger.contents.events if e["kind"] == "job" and e["job"] != plan.job]
+    if others:
+        raise PlanMismatch(
+            f"{storage.uri}: its plan is gone, and what it holds was made with other settings or files",
+            hint="bring .embedctl/plan-0001.json back, or choose another destination with --to",
+        )
+    ledger.append({"kind": "job", "job": plan.job})
 
 
 def _check_snapshot(plan: Plan, files: Sequence[SourceFile], storage: LocalStorage) -> None:

@@ -121,16 +121,18 @@ def _hits(parts: Parts, rankings: Sequence[Ranking]) -> list[list[Hit]]:
     rows = rows_of(parts, [key for ranking in rankings for key in ranking.keys.tolist()])
     return [
         [
-            _hit(rank, score, rows[key])
+            _hit(rank, score, rows[key], SPAN if parts.plan.chunked else ())
             for rank, (score, key) in enumerate(zip(r.scores.tolist(), r.keys.tolist(), strict=True), start=1)
         ]
         for r in rankings
     ]
 
 
-def _hit(rank: int, score: float, row: Mapping[str, Any]) -> Hit:
-    kept = {name: jsonable(value) for name, value in row.items() if name != "id" and name not in SPAN}
-    return {"rank": rank, "score": score, "id": row["id"], **{n: row.get(n) for n in SPAN}, "columns": kept}
+def _hit(rank: int, score: float, row: Mapping[str, Any], span: Sequence[str]) -> Hit:
+    """`span`: those of SPAN that are the chunk's place, not a kept column that happens to be called so."""
+    kept = {name: jsonable(value) for name, value in row.items() if name != "id" and name not in span}
+    place = {name: row[name] if name in span else None for name in SPAN}
+    return {"rank": rank, "score": score, "id": row["id"], **place, "columns": kept}
 
 
 def _report(

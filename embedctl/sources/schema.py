@@ -152,9 +152,13 @@ def _id_column(known: Sequence[FileSchema], wanted: str | None) -> str | None:
     if wanted is not None or not known:
         return wanted
     for name in ID_NAMES:
-        if all(name in s.schema.names for s in known):
+        if all(name in s.schema.names and _may_be_id(s, path_type(s.schema, name)) for s in known):
             return name
     return None
+
+
+def _may_be_id(schema: FileSchema, type_: pa.DataType | None) -> bool:
+    return schema.sampled or (type_ is not None and (is_text_like(type_) or pa.types.is_integer(type_)))
 
 
 def _text_column(known: Sequence[FileSchema], names: Sequence[str], id_column: str | None) -> str:
@@ -233,7 +237,7 @@ def _template_field(known: Sequence[FileSchema], names: Sequence[str], name: str
 def _id_field(known: Sequence[FileSchema], names: Sequence[str], name: str) -> AnyField:
     present = _present(known, names, name, "--id-column")
     for s, type_ in present:
-        if not (s.sampled or is_text_like(type_) or pa.types.is_integer(type_)):
+        if not _may_be_id(s, type_):
             raise UsageError(
                 f"--id-column: column {name!r} of {s.file.uri} is {type_}; an id is text or a whole number"
             )

@@ -185,7 +185,7 @@ class WindowReader:
         now.candidates += 1
         text = judged.texts[i]
         id_ = judged.ids[i] if judged.ids is not None else f"{judged.uri}:{position}"
-        reason = error or self._rules.problem(text) or ("id is null" if id_ is None else None)
+        reason = error or self._rules.problem(text) or _id_problem(id_)
         if reason is None and id_ in now.seen:
             reason = self._duplicate(str(id_), now.seen[str(id_)])
             if reason is None:
@@ -263,3 +263,9 @@ def _ids(batch: pa.RecordBatch, id_column: str | None) -> list[str | None] | Non
 
 def _kept_schema(plan: Plan) -> pa.Schema:
     return pa.schema([plan.schema.field(name) for name in plan.keep])
+
+
+def _id_problem(id_: str | None) -> str | None:
+    if id_ is None:
+        return "id is null"
+    return None if id_ else "id is empty"

@@ -75,7 +75,7 @@ def test_hits_are_a_table_on_a_terminal(out):
     os.close(leader)
     text = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode())
     assert process.returncode == 0
-    assert "┃ rank ┃  score ┃ id   ┃ text" in text
+    assert re.search("┃ rank ┃ +score ┃ id   ┃ text", text)
     assert "[bold]four[/bold]" in text
     assert "fi [31mve six" in text
 
@@ -131,6 +131,7 @@ def test_like_and_where(here, out):
         (("search", "out", "--like", "1"), "--like: out has no row with the id '1'", "embedctl search out"),
         (("eval", "out", "--queries", "none", "--qrels", "none"), "--qrels: cannot read none: No such file", ""),
         (("eval", "out", "--queries", "q"), "missing option '--qrels'", "embedctl eval --help"),
+        (("search", "out", ""), "query '1': text is empty", ""),
     ],
 )
 def test_errors_say_what_and_what_next(here, out, args, message, hint):

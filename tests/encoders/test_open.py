@@ -42,7 +42,7 @@ def test_device() -> None:
 @pytest.mark.parametrize(
     ("family", "padded", "reason"),
     [
-        ("bert", False, "groups of equal length"),
+        ("distilbert", False, "groups of equal length"),
         ("mpnet", True, "MPNet has an attention of its own"),
         ("lfm2", True, "packed gives other numbers than one by one"),
         ("stablelm", True, "does not hand keywords down"),

@@ -376,6 +376,12 @@ def test_kept_values_as_json_can_hold_them(embed):
     assert jsonable([("k", float("inf"))]) == [["k", None]]
 
 
+def test_a_kept_column_may_be_called_chunk(embed):
+    out = embed(["a"], *FAKE, "--keep", "chunk", chunk=["mine"])
+    hit = _search(out, "a")["queries"][0]["hits"][0]
+    assert (hit["chunk"], hit["columns"]) == (None, {"chunk": "mine"})
+
+
 def test_volume_in_bounded_pieces(embed, monkeypatch):
     """Many rows in one part are read in pieces, and the answer is the twin's."""
     texts = [f"text {n}" for n in range(20_000)]

@@ -105,3 +105,59 @@ def test_a_closed_stream_does_not_stop_a_run(tmp_path: Path, closed: str) -> Non
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
     assert json.loads(run(["status", str(out), "--json"]).stdout)["status"] == "done"
+
+
+def test_a_finished_stream_is_held_to_its_input(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def feed(rows: int) -> subprocess.CompletedProcess[str]:
+        lines = "".join(json.dumps({"id": str(i), "text": f"text {i}"}) + "\n" for i in range(rows))
+        command = [sys.executable, "-m", "embedctl", "embed", "-", "--model", "fake", "--to", str(out), "--json"]
+        return subprocess.run(command, input=lines, capture_output=True, text=True, check=False, timeout=60)
+
+    assert feed(5).returncode == 0
+    assert json.loads(feed(5).stdout)["status"] == "already done"
+    assert feed(6).returncode == 6
+    assert feed(4).returncode == 6
+    assert feed(0).returncode == 6
+
+
+def test_a_lost_plan_is_not_replaced_by_another(tmp_path: Path) -> None:
+    corpus, out = tmp_path / "c.jsonl", tmp_path / "out"
+    corpus.write_text('{"id": "a", "text": "one"}\n')
+    command = ["embed", str(corpus), "--to", str(out), "--model", "fake:dim=8"]
+    assert run(command).returncode == 0
+    plan = out / ".embedctl" / "plan-0001.json"
+    saved = plan.read_bytes()
+    plan.unlink()
+    other = run([*command[:-1], "fake:dim=16"])
+    assert other.returncode == 6
+    assert "its plan is gone" in other.stderr
+    assert run(command).returncode == 0
+    assert plan.read_bytes() == saved
+
+
+def test_a_part_lost_after_a_retry_is_told(tmp_path: Path) -> None:
+    corpus, out = tmp_path / "c.jsonl", tmp_path / "out"
+    corpus.write_text('{"id": "a", "text": "one"}\n{"id": "b", "text": ""}\n')
+    command = ["embed", str(corpus), "--to", str(out), "--model", "fake:dim=8"]
+    assert run(command).returncode == 3
+    assert run(["retry", str(out)]).returncode == 0
+    part = next(out.glob("g0001*.parquet"))
+    kept = part.read_bytes()
+    part.unlink()
+    for again in (command, ["retry", str(out)]):
+        failed = run(again)
+        assert failed.returncode == 11, failed.stderr
+        assert "link them back from .embedctl/current/" in failed.stderr
+    part.write_bytes(kept)
+    assert json.loads(run(["verify", str(out), "--json"]).stdout)["ok"] is True
+
+
+def test_no_rows_still_give_a_part_with_the_schema(tmp_path: Path) -> None:
+    corpus, out = tmp_path / "c.jsonl", tmp_path / "out"
+    corpus.write_text("")
+    assert run(["embed", str(corpus), "--to", str(out), "--model", "fake:dim=8"]).returncode == 0
+    tables = [pq.read_table(p) for p in out.glob("*.parquet")]
+    assert [t.num_rows for t in tables] == [0]
+    assert "embedding" in tables[0].column_names

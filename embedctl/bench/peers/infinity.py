@@ -44,7 +44,7 @@ class Infinity:
                 compile=False,
                 bettertransformer=False,
                 model_warmup=False,
-            )  # fmt: skip
+            )
         )
         await self._engine.astart()
         self._size = size

@@ -64,7 +64,9 @@ def exported(settings: Mapping[str, Any], *, int8: bool) -> tuple[str, str]:
         return str(folder), "onnx/model.onnx"
     name = "onnx/model_qint8_avx512_vnni.onnx"
     if not (folder / name).is_file():
-        model = SentenceTransformer(str(folder), backend="onnx", device="cpu", local_files_only=True,
-                                    model_kwargs={"file_name": "onnx/model.onnx", "provider": "CPUExecutionProvider"})  # fmt: skip
+        graph = {"file_name": "onnx/model.onnx", "provider": "CPUExecutionProvider"}
+        model = SentenceTransformer(
+            str(folder), backend="onnx", device="cpu", local_files_only=True, model_kwargs=graph
+        )
         export_dynamic_quantized_onnx_model(model, "avx512_vnni", str(folder))
     return str(folder), name

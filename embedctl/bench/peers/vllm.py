@@ -34,7 +34,7 @@ def load(settings: Mapping[str, Any]) -> VLLM:
 
     engine = LLM(
         model=settings["model"], runner="pooling", dtype=settings["dtype"], max_model_len=settings["max_length"],
-        max_num_batched_tokens=settings.get("batch_tokens", 8192), max_num_seqs=256, enforce_eager=settings.get("eager", False),
+        max_num_batched_tokens=settings.get("batch_tokens", 8192), max_num_seqs=256,
         disable_log_stats=True,
     )  # fmt: skip
     return VLLM(engine, settings["max_length"], __version__)
