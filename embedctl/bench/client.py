@@ -31,6 +31,7 @@ class Contestant:
     def __init__(self, python: str, peer_file: Path, *, cpus: Sequence[int] | None, env: Mapping[str, str]) -> None:
         """`cpus`: the processors it may use, None for all of this process's."""
         worker = Path(__file__).with_name("worker.py")
+        self._words = ""
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(
             [python, "-P", str(worker), str(peer_file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -96,6 +97,8 @@ class Contestant:
         return found
 
     def _last_words(self) -> str:
+        if self._log.closed:
+            return self._words
         self._log.seek(0)
         lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
         return lines[-1][:300] if lines else ""
@@ -115,6 +118,8 @@ class Contestant:
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
+        self._words = self._last_words()
+        self._log.close()
 
 
 def _peak_bytes(pid: int) -> int:

@@ -76,7 +76,7 @@ def _checks(folder: Path) -> list[tuple[str, Callable[[], tuple[bool | None, str
 
     @cache
     def base() -> BenchModel:
-        return own_copy("base-shape", Path(minilm().path), folder, 512, partial(random_bert, **BASE))
+        return own_copy("base-shape", Path(minilm().path), folder, 512, partial(random_bert, BASE))
 
     checks: list[tuple[str, Callable[[], tuple[bool | None, str]]]] = [
         ("device", lambda: (True, torch.cuda.get_device_name())),
@@ -245,7 +245,7 @@ def idle_share(encoder: Encoder, tokens: Tokenized) -> float:
             encoder.encode(batch)
         torch.cuda.synchronize()
         wall_s = time.perf_counter() - begun
-    busy_s = 1e-6 * sum(event.self_device_time_total for event in trace.key_averages())
+    busy_s = 1e-6 * sum(float(event.self_device_time_total) for event in trace.key_averages())
     return max(0.0, 1 - busy_s / wall_s)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,7 @@ def bench_model(name: str, cache: Path) -> BenchModel:
         raise ValueError(f"--models: {name!r} is not one of {', '.join(BENCH_MODELS)}")
     source = Path(find_model(REAL, offline=True).path or "")
     max_length = 256 if name == REAL else 512
-    return own_copy(name, source, cache, max_length, partial(random_bert, **_SHAPE) if name == SHAPED else None)
+    return own_copy(name, source, cache, max_length, partial(random_bert, _SHAPE) if name == SHAPED else None)
 
 
 def own_copy(
@@ -74,7 +74,7 @@ def _lift_cap(folder: Path, max_length: int) -> None:
         _edit(folder / "sentence_bert_config.json", max_seq_length=max_length)
 
 
-def random_bert(folder: Path, **shape: int) -> None:
+def random_bert(shape: Mapping[str, int], folder: Path) -> None:
     """A BERT of this shape (names of the config), MiniLM's vocabulary, weights from a fixed seed."""
     import torch
     import transformers

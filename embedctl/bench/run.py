@@ -151,9 +151,7 @@ def _model(bench: Bench, model: BenchModel, scratch: Path) -> tuple[dict[str, An
                 running, bench.peers, corpus, reference, rows, limits=bench.limits, scratch=scratch, say=say
             )
             measured[name] = _corpus(corpus, model, results)
-            measured[name]["roofline"] = ceilings(
-                model, corpus, tokenizer, measured[name]["contenders"], quick=bench.quick
-            )
+            measured[name]["roofline"] = ceilings(model, corpus, measured[name]["contenders"], quick=bench.quick)
         wholes = _whole(bench, model, running.get(DEFAULT), count, scratch) if model.name == bench.models[0] else {}
     finally:
         for contestant in running.values():

@@ -56,25 +56,23 @@ def plan(spec: JobSpec, listener: Listener) -> dict[str, Any]:
         "bytes": sum(f.size_bytes for f in made.plan.files),
         "slices": len(made.plan.slices),
         "sampled_rows": len(texts),
-        "tokens": {
-            "mean": round(float(whole.mean()), 1) if texts else 0.0,
-            "p50": int(np.percentile(whole, 50)) if texts else 0,
-            "p95": int(np.percentile(whole, 95)) if texts else 0,
-            "max": int(whole.max(initial=0)),
-            "total": int(tokens * rows),
-        },
+        "tokens": {**_lengths(whole), "total": int(tokens * rows)},
         "truncated_share": round(float(tokenized.truncated.mean()), 4) if texts else 0.0,
         "tokens_per_second": round(speed),
         "eta_s": round(tokens * rows / speed, 1) if speed else None,
         "output_bytes": int(rows * made.plan.resolved["dim"] * _VALUE_BYTES[spec.vector_type]),
-        "columns": {
-            "text": list(made.plan.text_columns),
-            "id": made.plan.id_column,
-            "keep": list(made.plan.keep),
-        },
+        "columns": {"text": [*made.plan.text_columns], "id": made.plan.id_column, "keep": [*made.plan.keep]},
         "model": dict(made.plan.model),
         "resolved": dict(made.plan.resolved),
     }
+
+
+def _lengths(tokens: np.ndarray) -> dict[str, float]:
+    """Tokens of a text before any cut: mean, median, 95th percentile, most."""
+    if not len(tokens):
+        return {"mean": 0.0, "p50": 0, "p95": 0, "max": 0}
+    p50, p95 = np.percentile(tokens, [50, 95])
+    return {"mean": round(float(tokens.mean()), 1), "p50": int(p50), "p95": int(p95), "max": int(tokens.max())}
 
 
 def _tokens_per_s(made: planning.Draft, tokenized: Tokenized) -> float:

@@ -24,12 +24,13 @@ from embedctl.codec import dead_from_json
 from embedctl.errors import BooksError, PlanMismatch, SourceChanged
 from embedctl.events import Listener, Summary
 from embedctl.job import finalise as ending
-from embedctl.job.destination import open_existing
+from embedctl.job.destination import Destination, open_existing
 from embedctl.job.execution import Execution
 from embedctl.job.signals import obeyed
 from embedctl.job.summary import summary_of
 from embedctl.ledger import dead, locks
 from embedctl.ledger.segments import Ledger
+from embedctl.pipeline import WindowsOf
 from embedctl.plan import Plan
 from embedctl.records import DeadRow, RowBlock, Segment, Slice, SourceFile, Window, WindowKey, WindowRecord
 from embedctl.sources.files import STDIN, snapshot
@@ -65,40 +66,47 @@ def retry(destination: str, overrides: Mapping[str, Any], listener: Listener) ->
                 )
             )
         )
-        ledger = Ledger(storage)
-        finished = ending.is_finalised(last, ledger.contents)
-        if not finished and last.generation == 1:
-            raise PlanMismatch(
-                f"{destination}: the job is not finished; a retry comes after it",
-                hint=f"embedctl embed {' '.join(last.inputs)} --to {destination}",
-            )
-        standing = ending.current_dead(_before(ledger, last, finished))
-        if finished and not standing:
-            return summary_of(last, storage, ledger, Meter(), began, new_dead=0, status="nothing dead")
-        plan = _next_plan(last, spec, standing) if finished else last
-        if finished:
-            if ending.has_lost(last, sink, ledger.contents):
-                raise BooksError(
-                    f"{destination}: parts are gone; they come before the dead letters",
-                    hint=f"embedctl embed {' '.join(last.inputs)} --to {destination}",
-                )
-            sink.before_change(last, ending.live_records(ledger.contents))
-            plans.publish(storage, plan)
-        letters = _letters(storage, plan, standing)
-        job = Execution(
+        again = _again(last, spec, found, Ledger(storage))
+        if again is None:
+            return summary_of(last, storage, Ledger(storage), Meter(), began, new_dead=0, status="nothing dead")
+        execution = Execution(
             spec=spec,
-            plan=plan,
+            plan=again.plan,
             storage=storage,
             sink=sink,
             listener=listener,
             halt=halt,
             lease=lease[0],
             began=began,
-            windows_of=lambda reader: _Again(reader, plan, standing, letters, storage).windows,
+            windows_of=again.windows_of,
         )
-        mine = [s for s in plan.slices if s.index in {r.key.slice for r in standing}]
-        done = job.run(mine, None)
-        return replace(done, exit_code=0)
+        dead_slices = {r.key.slice for r in again.standing}
+        return replace(execution.run([s for s in again.plan.slices if s.index in dead_slices], None), exit_code=0)
+
+
+def _again(last: Plan, spec: JobSpec, found: Destination, ledger: Ledger) -> _Again | None:
+    """What is to be tried again, its plan published; None when nothing is dead.
+
+    :raises PlanMismatch, BooksError: the job is not finished, or has lost parts.
+    """
+    embed = f"embedctl embed {' '.join(last.inputs)} --to {found.uri}"
+    finished = ending.is_finalised(last, ledger.contents)
+    if not finished and last.generation == 1:
+        raise PlanMismatch(f"{found.uri}: the job is not finished; a retry comes after it", hint=embed)
+    standing = ending.current_dead(_before(ledger, last, finished))
+    plan = last
+    if finished:
+        if not standing:
+            return None
+        if ending.has_lost(last, found.sink, ledger.contents):
+            raise BooksError(f"{found.uri}: parts are gone; they come before the dead letters", hint=embed)
+        plan = _next_plan(last, spec, standing)
+        found.sink.before_change(last, ending.live_records(ledger.contents))
+        plans.publish(found.storage, plan)
+    before = plans.load(found.storage, plan.generation - 1)
+    assert before is not None
+    letters = _letters(found.storage, plan, standing)
+    return _Again(plan=plan, before=before, standing=standing, letters=letters, storage=found.storage)
 
 
 def _asked(plan: Plan) -> dict[str, Any]:
@@ -155,22 +163,27 @@ def _letters(storage: LocalStorage, plan: Plan, standing: Sequence[WindowRecord]
     return out
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Again:
-    """The windows of a retry: for each place with dead rows, those rows as they are now."""
+    """The windows of a retry: for each place with dead rows, those rows as they are now. `before`: the last plan."""
 
-    reader: WindowReader
     plan: Plan
+    before: Plan
     standing: Sequence[WindowRecord]
     letters: Letters
     storage: LocalStorage
 
-    def windows(self, slice_: Slice, done: Mapping[int, WindowRecord]) -> Iterator[Window]:
-        for record in self.standing:
-            if record.key.slice == slice_.index and record.key.window not in done:
-                yield self._window(record)
+    def windows_of(self, reader: WindowReader) -> WindowsOf:
+        """What the pipeline asks for."""
 
-    def _window(self, record: WindowRecord) -> Window:
+        def windows(slice_: Slice, done: Mapping[int, WindowRecord]) -> Iterator[Window]:
+            for record in self.standing:
+                if record.key.slice == slice_.index and record.key.window not in done:
+                    yield self._window(reader, record)
+
+        return windows
+
+    def _window(self, reader: WindowReader, record: WindowRecord) -> Window:
         blocks, missing = [], []
         rows: dict[int, list[DeadRow]] = defaultdict(list)
         for row in self.letters[record.key.slice, record.key.window]:
@@ -180,17 +193,13 @@ class _Again:
             blocks += found
             missing += lost
         key = WindowKey(generation=self.plan.generation, slice=record.key.slice, window=record.key.window)
-        return self.reader.window_of(record, blocks, missing, key)
+        return reader.window_of(record, blocks, missing, key)
 
     def _find(self, file: SourceFile, wanted: Sequence[DeadRow]) -> tuple[list[RowBlock], list[DeadRow]]:
         if file.path == STDIN:
             return self._from_raw(file, wanted)
-        first = plans.load(self.storage, 1)
-        assert first is not None
-        unchanged = (file.size_bytes, file.version) == (
-            first.files[file.index].size_bytes,
-            first.files[file.index].version,
-        )
+        then = self.before.files[file.index]
+        unchanged = (file.size_bytes, file.version) == (then.size_bytes, then.version)
         if unchanged or (file.format in ROW_NUMBERED and self.plan.id_column is None):
             places = {row.position: row for row in wanted}
         else:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from contextlib import closing
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -54,14 +55,26 @@ def search(
     :raises UsageError: nothing of embedctl's there, a store that cannot be searched, no row of that id, a bad `where`.
     """
     plan, found = open_existing(JobSpec(to=destination))
-    own: Searchable | None = found.sink if hasattr(found.sink, "search") else None  # type: ignore[assignment]
-    if own is not None and like is None:
-        hits = own.search(embed_queries(plan, queries, asking, listener), k=k, where=where)
-        return _report(
-            found, plan, finished=None, seen=None, name=str(plan.model["similarity"]), queries=queries, hits=hits
-        )
-    check_parquet(found)
-    parts = open_parts(plan, found)
+    with closing(found.sink):
+        if hasattr(found.sink, "search") and like is None:
+            own = cast(Searchable, found.sink)
+            hits = own.search(embed_queries(plan, queries, asking, listener), k=k, where=where)
+            name = plan.model["similarity"]
+            return _report(found, plan, finished=None, seen=None, name=name, queries=queries, hits=hits)
+        check_parquet(found)
+        return _exactly(found, open_parts(plan, found), queries, like, k, where, asking, listener)
+
+
+def _exactly(
+    found: Destination,
+    parts: Parts,
+    queries: Sequence[Query],
+    like: str | None,
+    k: int,
+    where: str | None,
+    asking: Asking,
+    listener: Listener,
+) -> dict[str, Any]:
     tell_unfinished(parts, listener)
     without: np.ndarray | None = None
     if like is not None:
@@ -121,18 +134,16 @@ def _hits(parts: Parts, rankings: Sequence[Ranking]) -> list[list[Hit]]:
     rows = rows_of(parts, [key for ranking in rankings for key in ranking.keys.tolist()])
     return [
         [
-            _hit(rank, score, rows[key], SPAN if parts.plan.chunked else ())
+            _hit(rank, score, rows[key])
             for rank, (score, key) in enumerate(zip(r.scores.tolist(), r.keys.tolist(), strict=True), start=1)
         ]
         for r in rankings
     ]
 
 
-def _hit(rank: int, score: float, row: Mapping[str, Any], span: Sequence[str]) -> Hit:
-    """`span`: those of SPAN that are the chunk's place, not a kept column that happens to be called so."""
-    kept = {name: jsonable(value) for name, value in row.items() if name != "id" and name not in span}
-    place = {name: row[name] if name in span else None for name in SPAN}
-    return {"rank": rank, "score": score, "id": row["id"], **place, "columns": kept}
+def _hit(rank: int, score: float, row: Mapping[str, Any]) -> Hit:
+    kept = {name: jsonable(value) for name, value in row.items() if name != "id" and name not in SPAN}
+    return {"rank": rank, "score": score, "id": row["id"], **{n: row.get(n) for n in SPAN}, "columns": kept}
 
 
 def _report(

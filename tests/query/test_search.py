@@ -20,6 +20,7 @@ from embedctl.job.destination import Destination, open_existing
 from embedctl.query import search as room
 from embedctl.query.queries import Asking, Query, embed_queries, query_prompt
 from embedctl.query.search import jsonable, search
+from embedctl.sinks.memory import MemorySink
 from embedctl.spec import VECTOR_TYPES, JobSpec
 
 FAKE = ("--model", "fake:dim=16")
@@ -161,13 +162,22 @@ def test_whole_number_ids_are_asked_by_their_text(embed):
         _search(out, like="07")
 
 
-def test_an_unfinished_destination_is_searched_and_told(embed, monkeypatch):
-    out = embed([f"text {n}" for n in range(100)], *FAKE, "--window-rows", "20")
-    monkeypatch.setattr("embedctl.query.parts.ending.is_finalised", lambda plan, contents: False)
-    heard = Heard()
+def test_a_killed_run_is_searched_as_far_as_it_came(embedctl, tmp_path):
+    """The third window's part is there, its ledger record is not: it does not count yet."""
+    pq.write_table(pa.table({"id": [f"r{n}" for n in range(100)], "text": [f"text {n}" for n in range(100)]}),
+                   tmp_path / "c.parquet")  # fmt: skip
+    killed = embedctl(
+        "embed", "c.parquet", *FAKE, "--to", "out", "--window-rows", "20", env={"EMBEDCTL_FAILPOINT": "after-part:3"}
+    )
+    assert killed.returncode == -9
+    out, heard = tmp_path / "out", Heard()
+    assert len(list(out.glob("*.parquet"))) == 3
     report = search(str(out), [Query(id="", text="text 3")], asking=Asking(), listener=heard)
-    assert report["finished"] is False
+    assert (report["finished"], report["vectors"], _ids(report)[0]) == (False, 40, "r3")
     assert heard.notes == [f"{out} is not finished: only what is committed so far is searched"]
+    assert embedctl("embed", "c.parquet", *FAKE, "--to", "out", "--window-rows", "20", "-q").returncode == 0
+    report = _search(out, "text 99", k=1)
+    assert (report["finished"], report["vectors"], _ids(report)) == (True, 100, ["r99"])
 
 
 def test_a_part_that_is_not_committed_is_not_read(embed):
@@ -270,7 +280,10 @@ class _Store:
     """A sink with a search of its own."""
 
     def __init__(self):
-        self.asked = None
+        self.asked, self.closed = None, False
+
+    def close(self):
+        self.closed = True
 
     def search(self, vectors, *, k, where):
         self.asked = (vectors.shape, k, where)
@@ -284,8 +297,8 @@ def test_a_store_is_searched_by_its_own_means(embed, monkeypatch):
     store = _Store()
     monkeypatch.setattr(room, "open_existing", lambda spec: (plan, replace(found, sink=store)))
     assert _ids(_search(out, "a", k=3, where="n > 1")) == ["x"]
-    assert store.asked == ((1, 16), 3, "n > 1")
-    deaf: Destination = replace(found, uri="store://x", sink=object())
+    assert (store.asked, store.closed) == (((1, 16), 3, "n > 1"), True)
+    deaf: Destination = replace(found, uri="store://x", sink=MemorySink())
     monkeypatch.setattr(room, "open_existing", lambda spec: (plan, deaf))
     with pytest.raises(UsageError, match="store://x: this kind of destination cannot be searched from here"):
         _search(out, "a")
@@ -374,12 +387,6 @@ def test_kept_values_as_json_can_hold_them(embed):
         "deep": {"a": [1, None], "b": {"c": "x"}}, "none": None,
     }  # fmt: skip
     assert jsonable([("k", float("inf"))]) == [["k", None]]
-
-
-def test_a_kept_column_may_be_called_chunk(embed):
-    out = embed(["a"], *FAKE, "--keep", "chunk", chunk=["mine"])
-    hit = _search(out, "a")["queries"][0]["hits"][0]
-    assert (hit["chunk"], hit["columns"]) == (None, {"chunk": "mine"})
 
 
 def test_volume_in_bounded_pieces(embed, monkeypatch):

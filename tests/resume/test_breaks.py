@@ -80,8 +80,8 @@ def test_lost_parts_are_done_again_duplicates_and_all(tmp_path: Path, when: str)
     unbroken, out = tmp_path / "unbroken", tmp_path / "out"
     assert run([*arguments, "--to", str(unbroken)]).returncode == 3
     windows = len(parts(unbroken))
-    # The engine, every window, then the first window that loses its duplicates.
-    point = f"after-ledger:{windows + 2}" if when == "finishing" else None
+    # The job, the engine, every window, then the first window that loses its duplicates.
+    point = f"after-ledger:{windows + 3}" if when == "finishing" else None
     assert run([*arguments, "--to", str(out)], failpoint=point).returncode == (-9 if point else 3)
     lost = [*out.glob("*-d.parquet"), out / "g0001-00000-000002.parquet"]
     assert len(lost) > 1, "no window had lost its duplicates yet"
