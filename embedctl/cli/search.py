@@ -40,6 +40,35 @@ Model = Annotated[
         "--model", "-m", metavar="MODEL", help="Where the corpus's model lies, if it was moved.", show_default=False
     ),
 ]
+Words = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Argument(metavar="QUERY", help="What to look for, in words.", show_default=False),
+]
+Rows = Annotated[str, typer.Option("-k", metavar="ROWS", help="How many rows to show.")]
+Where = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--where",
+        metavar="SQL",
+        help="Only rows for which this SQL condition over id and kept columns holds.",
+        show_default=False,
+    ),
+]
+Like = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--like",
+        metavar="ID",
+        help="Look for the neighbours of this row; ID#N of its chunk N. Needs no model.",
+        show_default=False,
+    ),
+]
+Queries = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        "--queries", metavar="FILE", help='Many queries in one pass: JSONL of {"id", "text"}.', show_default=False
+    ),
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -51,38 +80,11 @@ def command(
     *,
     flags: Mapping[str, Any],
     destination: Destination,
-    query: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Argument(metavar="QUERY", help="What to look for, in words.", show_default=False),
-    ] = None,
-    k: Annotated[str, typer.Option("-k", metavar="ROWS", help="How many rows to show.")] = "10",
-    where: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            "--where",
-            metavar="SQL",
-            help="Only rows for which this SQL condition over id and kept columns holds.",
-            show_default=False,
-        ),
-    ] = None,
-    like: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            "--like",
-            metavar="ID",
-            help="Look for the neighbours of this row; ID#N of its chunk N. Needs no model.",
-            show_default=False,
-        ),
-    ] = None,
-    queries: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            "--queries",
-            metavar="FILE",
-            help='Many queries in one pass: JSONL of {"id", "text"}.',
-            show_default=False,
-        ),
-    ] = None,
+    query: Words = None,
+    k: Rows = "10",
+    where: Where = None,
+    like: Like = None,
+    queries: Queries = None,
     prompt: Prompt = None,
     prompt_name: PromptName = None,
     model: Model = None,

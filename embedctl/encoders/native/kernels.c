@@ -93,15 +93,52 @@ static inline void normalized(float *restrict row, int64_t width, float eps, flo
 }
 
 /* residual (rows, width) <- layer_norm(x + bias + residual) * gamma + beta, in place. work: width floats. */
+static inline void add_norm_row_bf16(const bf16 *restrict x, const float *restrict bias, bf16 *restrict residual,
+                                     const float *restrict gamma, const float *restrict beta, float eps, int64_t width,
+                                     float *restrict work) {
+    float mean, scale;
+    for (int64_t i = 0; i < width; i++) work[i] = wide(x[i]) + bias[i] + wide(residual[i]);
+    normalized(work, width, eps, &mean, &scale);
+    for (int64_t i = 0; i < width; i++) residual[i] = narrow((work[i] - mean) * scale * gamma[i] + beta[i]);
+}
+
+#ifdef __AVX512BF16__
+/* The same for a width that is a multiple of 16. */
+static inline void add_norm_row_of_16(const bf16 *restrict x, const float *restrict bias, bf16 *restrict residual,
+                                      const float *restrict gamma, const float *restrict beta, float eps, int64_t width,
+                                      float *restrict work) {
+    __m512 sum = _mm512_setzero_ps(), squares = _mm512_setzero_ps();
+    for (int64_t i = 0; i < width; i += 16) {
+        __m512 y = _mm512_add_ps(_mm512_add_ps(load_bf16(x + i), _mm512_loadu_ps(bias + i)), load_bf16(residual + i));
+        sum = _mm512_add_ps(sum, y);
+        _mm512_storeu_ps(work + i, y);
+    }
+    __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(sum) / (float)width);
+    for (int64_t i = 0; i < width; i += 16) {
+        __m512 y = _mm512_sub_ps(_mm512_loadu_ps(work + i), mean);
+        squares = _mm512_fmadd_ps(y, y, squares);
+    }
+    __m512 scale = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(squares) / (float)width + eps));
+    for (int64_t i = 0; i < width; i += 16) {
+        __m512 y = _mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(work + i), mean), scale);
+        store_bf16(residual + i, _mm512_fmadd_ps(y, _mm512_loadu_ps(gamma + i), _mm512_loadu_ps(beta + i)));
+    }
+}
+#endif
+
 void add_norm_bf16(const bf16 *restrict x, const float *restrict bias, bf16 *restrict residual,
                    const float *restrict gamma, const float *restrict beta, float eps, int64_t rows, int64_t width,
                    float *restrict work) {
-    float mean, scale;
     for (int64_t r = 0; r < rows; r++) {
-        for (int64_t i = 0; i < width; i++) work[i] = wide(x[r * width + i]) + bias[i] + wide(residual[r * width + i]);
-        normalized(work, width, eps, &mean, &scale);
-        for (int64_t i = 0; i < width; i++)
-            residual[r * width + i] = narrow((work[i] - mean) * scale * gamma[i] + beta[i]);
+        const bf16 *from = x + r * width;
+        bf16 *to = residual + r * width;
+#ifdef __AVX512BF16__
+        if (width % 16 == 0) {
+            add_norm_row_of_16(from, bias, to, gamma, beta, eps, width, work);
+            continue;
+        }
+#endif
+        add_norm_row_bf16(from, bias, to, gamma, beta, eps, width, work);
     }
 }
 
