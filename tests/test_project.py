@@ -89,7 +89,7 @@ def test_readme_documents_every_summary_key(root: Path):
     assert [k for k in (*summary.to_json(), *Rows().to_json()) if f"`{k}`" not in text] == []
 
 
-@pytest.mark.parametrize("name", ["test", "check", "quickstart", "neighbours", "readme_help"])
+@pytest.mark.parametrize("name", ["test", "check", "quickstart", "readme_help"])
 def test_scripts_are_executable(root: Path, name: str):
     assert os.access(root / "scripts" / name, os.X_OK)
 

@@ -50,7 +50,7 @@ class Contender:
     environment: str | None
     peer: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    sizes: tuple[int, ...] = (16, 32, 64, 128, 256)
+    sizes: tuple[int, ...] = (16, 32, 64, 256)
     graph: bool = False
 
     @property

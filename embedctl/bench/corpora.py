@@ -17,10 +17,10 @@ from pathlib import Path
 
 NAMES = ("skewed", "short", "long", "worst")
 PACKAGES = ("numpy", "pyarrow", "fsspec", "transformers", "torch")
-SKEWED, SHORT, LONG, WORST = 2000, 4000, 400, 2000
+SKEWED, SHORT, LONG, WORST = 2000, 2000, 150, 1000
 LONG_TOKENS = 512
 _SHORT_TOKENS = (8, 32)
-_WORST_LONG = 8
+_WORST_LONG = 4
 _SEED = 7
 _MIN_CHARS, _MAX_CHARS = 40, 20_000
 _CHARS_PER_TOKEN = 3.4

@@ -30,8 +30,8 @@ class Limits:
     compared.
     """
 
-    rounds: int = 5
-    tune_texts: int = 400
+    rounds: int = 3
+    tune_texts: int = 160
     reference_texts: int = 200
     timeout_s: float = 900.0
 

@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--corpora", default=",".join(corpora.NAMES), metavar="A,B", help="default: %(default)s")
     parser.add_argument("--models", default=",".join(BENCH_MODELS), metavar="A,B", help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default: %(default)s)")
     parser.add_argument(
         "--memory", default="", metavar="ROWS,…", help=f"also memory at so many rows; all: {MEMORY_ROWS}"
     )
