@@ -63,7 +63,7 @@ class Contender:
 
 
 def _own(name: str, **settings: Any) -> Contender:
-    return Contender(name=name, environment=None, peer="own", settings=settings, sizes=(8192,))
+    return Contender(name=name, environment=None, peer="own", settings=settings, sizes=(4096,))
 
 
 def _st(name: str, environment: str, backend: str, dtype: str) -> Contender:

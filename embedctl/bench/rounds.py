@@ -7,6 +7,7 @@ Enters: running contestants and a corpus. Leaves: `Result` records: medians over
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,7 @@ class Limits:
     tune_texts: int = 160
     reference_texts: int = 200
     timeout_s: float = 900.0
+    pause_s: float = 0.5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,6 +129,7 @@ def _round(
     limits: Limits,
     save: Path | None,
 ) -> None:
+    time.sleep(limits.pause_s)  # threads of whoever ran last may spin on for a while
     idle = sum(c.cpu_s() for c in others)
     begun = contestant.cpu_s()
     request = {"do": "round", "corpus": corpus.file, "size": result.size, "save": str(save) if save else None}

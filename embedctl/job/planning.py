@@ -29,7 +29,7 @@ from embedctl.text.template import text_rule
 
 PROBES = 32
 PROBE_ROWS = 64
-CPU_BATCH_TOKENS = 8192
+CPU_BATCH_TOKENS = 4096
 CUDA_BATCH_TOKENS = 65536
 
 

@@ -7,7 +7,6 @@ rows is read from the source again and embedded one sequence at a time in float3
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,14 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedctl.encoders.base import Encoder
-from embedctl.errors import BooksError, EmbedctlError, SourceError, UsageError
+from embedctl.errors import EmbedctlError, SourceError, UsageError
 from embedctl.events import Listener
 from embedctl.job import finalise as ending
 from embedctl.job import planning, wiring
 from embedctl.job.destination import open_existing
-from embedctl.job.duplicates import find
 from embedctl.ledger.segments import Ledger
 from embedctl.plan import Plan
+from embedctl.query.checks import Check, books, finished, ids, of_store, report
 from embedctl.records import Batch, Units, Window, WindowRecord
 from embedctl.sinks.parquet import ParquetSink
 from embedctl.sources.files import STDIN
@@ -38,15 +37,6 @@ MIN_EQUAL_BITS = 0.97
 NORM_TOLERANCE = {"float32": 1e-4, "float16": 2e-3}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """ok is None where it could not be checked; detail then says why."""
-
-    name: str
-    ok: bool | None
-    detail: str
-
-
 def verify(destination: str, *, sample: int = 64, listener: Listener) -> dict[str, Any]:
     """JSON-ready: `ok` is false when any check failed, `checks` lists them in order.
 
@@ -55,36 +45,25 @@ def verify(destination: str, *, sample: int = 64, listener: Listener) -> dict[st
     plan, found = open_existing(JobSpec(to=destination))
     storage = found.storage
     contents = Ledger(storage).contents
-    sink = ParquetSink(storage)
+    sink, checks = found.sink, [finished(plan, ending.is_finalised(plan, contents))]
+    if not isinstance(sink, ParquetSink):
+        return report(storage, checks + of_store(plan, storage, sink, ending.live_records(contents)))
     sink.prepare(plan)
     records = [r for r in ending.live_records(contents) if r.part]
-    checks = [
-        _finished(plan, ending.is_finalised(plan, contents)),
+    checks += [
         _parts(sink, records),
-        _books(plan, storage, sink),
+        books(plan, storage, sink),
     ]
     if all(c.ok for c in checks[1:2]):
         listener.note(f"reading {len(records)} parts")
         checks += [
-            _ids(plan, storage, sink, records),
+            ids(plan, storage, sink, records),
             _vectors(plan, storage, records),
             _recipe(plan, storage, records),
         ]
         listener.note(f"embedding {sample} rows again, one by one in float32")
         checks.append(_sample(plan, storage, records, sample))
-    return {
-        "version": 1,
-        "destination": storage.uri,
-        "ok": all(c.ok is not False for c in checks),
-        "checks": [{"name": c.name, "ok": c.ok, "detail": c.detail} for c in checks],
-    }
-
-
-def _finished(plan: Plan, done: bool) -> Check:
-    detail = (
-        f"generation {plan.generation} is finished" if done else "the job is not finished; run the same command again"
-    )
-    return Check(name="finished", ok=True if done else None, detail=detail)
+    return report(storage, checks)
 
 
 def _parts(sink: ParquetSink, records: Sequence[WindowRecord]) -> Check:
@@ -97,29 +76,6 @@ def _parts(sink: ParquetSink, records: Sequence[WindowRecord]) -> Check:
         names = ", ".join(str(r.part) for r in reconciled.lost[:3])
         return Check(name="parts", ok=False, detail=f"{len(reconciled.lost)} parts of the ledger are gone: {names}")
     return Check(name="parts", ok=True, detail=f"{len(records)} parts, all readable, none foreign")
-
-
-def _books(plan: Plan, storage: LocalStorage, sink: ParquetSink) -> Check:
-    contents = Ledger(storage).contents
-    try:
-        if ending.is_complete(plan, contents):
-            ending.check_books(plan, contents, sink)
-        rows = ending.totals(contents)
-    except BooksError as exc:
-        return Check(name="books", ok=False, detail=str(exc))
-    told = " + ".join(f"{v} {k}" for k, v in rows.to_json().items() if k != "read" and v) or "0 written"
-    return Check(name="books", ok=rows.balanced(), detail=f"{rows.read} read = {told}")
-
-
-def _ids(plan: Plan, storage: LocalStorage, sink: ParquetSink, records: Sequence[WindowRecord]) -> Check:
-    if plan.id_column is not None and plan.spec["on_duplicate"] == "keep":
-        return Check(name="ids", ok=None, detail="not checked: duplicates were kept on request")
-    if not ending.is_complete(plan, Ledger(storage).contents):
-        return Check(name="ids", ok=None, detail="not checked: the job is not finished")
-    by_key = {r.key: r for r in records}
-    counts = [sum(b.written for b in r.books) for r in records]
-    again = sum(1 for _ in find(list(by_key), counts, lambda k: sink.rows(by_key[k])[0], storage.scratch))
-    return Check(name="ids", ok=not again, detail=f"{sum(counts)} ids, {again or 'none'} twice")
 
 
 def _vectors(plan: Plan, storage: LocalStorage, records: Sequence[WindowRecord]) -> Check:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -107,11 +106,9 @@ def test_rounds_tell_medians_cosines_and_who_failed(peer, corpus, tmp_path):
     rows = rounds.reference_rows(corpus, limits)
     assert rows.tolist() == [0, 2]
     reference = np.array([[1, 1], [3, 1]], dtype=np.float32)
-    begun = time.perf_counter()
     good, bad, gone = rounds.measure(
         running, contenders, corpus, reference, rows, limits=limits, scratch=tmp_path, say=lambda line: None
     )
-    assert time.perf_counter() - begun < 600
     told = good.to_json(corpus)
     assert (told["status"], told["size"], len(told["wall_s"]), told["wrong"]) == ("ok", 2, 3, False)
     assert told["tokens_per_s"] == pytest.approx(12 / sorted(told["wall_s"])[1])

@@ -15,7 +15,7 @@ from embedctl.cli.options import OPTIONS
 from embedctl.cli.retry import CHANGEABLE
 from embedctl.spec import JobSpec, flag
 
-COMMANDS = ("embed", "plan", "status", "verify", "retry", "models", "doctor")
+COMMANDS = ("embed", "plan", "status", "verify", "retry", "search", "eval", "bench", "models", "doctor")
 HEAVY = (
     "torch",
     "pyarrow",
