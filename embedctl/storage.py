@@ -13,7 +13,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -69,8 +69,8 @@ class Storage(Protocol):
         """A local path to build a file at, in a folder of this owner's own."""
         ...
 
-    def drop_scratch(self, live_owners: frozenset[str]) -> None:
-        """Remove the scratch of owners that are gone."""
+    def drop_scratch(self, live_owners: Callable[[], frozenset[str]]) -> None:
+        """Remove the scratch of owners that are gone; `owner.1` is the scratch of one of `owner`'s own processes."""
         ...
 
 
@@ -145,10 +145,11 @@ class LocalStorage:
         """At the end of a run: what it left in its scratch, which is nothing unless it failed."""
         shutil.rmtree(self.root / SCRATCH / self.owner, ignore_errors=True)
 
-    def drop_scratch(self, live_owners: frozenset[str]) -> None:
+    def drop_scratch(self, live_owners: Callable[[], frozenset[str]]) -> None:
         with contextlib.suppress(FileNotFoundError), self._guarded():
+            living = live_owners() | {self.owner}  # asked under the guard, under which every lease is taken
             for folder in (self.root / SCRATCH).iterdir():
-                if folder.name not in live_owners | {self.owner}:
+                if folder.name.partition(".")[0] not in living:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def link_tree(self, names: Iterable[str], folder: str) -> None:

@@ -73,10 +73,12 @@ def test_mode_is_the_file_s_and_scratch_is_consumed(tmp_path: Path):
 
 def test_only_the_scratch_of_the_gone_is_dropped(tmp_path: Path):
     mine, living, gone = (LocalStorage(tmp_path) for _ in range(3))
-    for storage in (mine, living, gone):
+    worker = LocalStorage(tmp_path)
+    worker.owner = f"{living.owner}.0"
+    for storage in (mine, living, gone, worker):
         storage.scratch("x").write_bytes(b"x")
-    mine.drop_scratch(frozenset({living.owner}))
-    assert {p.name for p in (tmp_path / SCRATCH).iterdir()} == {mine.owner, living.owner}
+    mine.drop_scratch(lambda: frozenset({living.owner}))
+    assert {p.name for p in (tmp_path / SCRATCH).iterdir()} == {mine.owner, living.owner, worker.owner}
 
 
 def test_listing_is_sorted_flat_and_empty_for_nothing(tmp_path: Path):

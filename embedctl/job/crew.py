@@ -17,7 +17,7 @@ from embedctl.job.encoding import Encoding
 from embedctl.ledger import locks
 from embedctl.ledger.segments import Ledger
 from embedctl.plan import Plan
-from embedctl.records import DeadRow, Slice, WindowRecord
+from embedctl.records import DeadRow, Slice, WindowKey, WindowRecord
 from embedctl.scale.workers import Report, share
 from embedctl.spec import JobSpec
 from embedctl.stages.flow import Halt, Meter
@@ -41,36 +41,56 @@ def run(execution: Execution, tasks: Sequence[int], workers: int) -> None:
         if report["kind"] == "batch":
             execution.tally.encoded(report["tokens"], report["sequences"])
             return None
+        if report["kind"] == "finished":
+            return int(report["slice"])
         record = record_from_json(report["record"])
         for stage, seconds in report["busy_s"].items():
             execution.meter.busy_s[stage] += seconds
         execution.committed(record, tuple(report["dead"]))
-        return record.key.slice if record.last else None
+        return None
 
     work = _Work(
-        spec=execution.spec, generation=execution.plan.generation, nonce=execution.lease.nonce, workers=workers
+        spec=execution.spec,
+        generation=execution.plan.generation,
+        nonce=execution.lease.nonce,
+        owner=execution.storage.owner,
+        workers=workers,
+        lost=execution.lost,
     )
     share(tasks, workers, work, halt=execution.halt, on_report=heard, note=execution.listener.note)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
-    """What a worker process is told; picklable."""
+    """What a worker process is told; picklable. `owner`: the parent's, under whose lease the worker's scratch is safe.
+    `lost`: windows that the ledger still names and the destination no longer holds."""
 
     spec: JobSpec
     generation: int
     nonce: str
+    owner: str
     workers: int
+    lost: frozenset[WindowKey]
 
     def __call__(self, number: int, tasks: Iterator[int], report: Report, halt: Halt) -> None:
         destination = open_destination(self.spec)
         storage = destination.storage
+        storage.owner = f"{self.owner}.{number}"
         plan = plans.load(storage, self.generation)
         assert plan is not None
         plan = self._for_worker(plan, number)
         destination.sink.prepare(plan)
         ledger, meter, told = Ledger(storage), Meter(), dict.fromkeys(Meter.STAGES, 0.0)
         died = 0
+        done: dict[int, dict[int, WindowRecord]] = {}
+
+        def dealt() -> Iterator[tuple[Slice, Mapping[int, WindowRecord]]]:
+            for index in tasks:
+                done[index] = self._done(storage, index)
+                if _is_whole(done[index]):
+                    report({"kind": "finished", "slice": index})
+                else:
+                    yield plan.slices[index], dict(done[index])
 
         def committed(record: WindowRecord, dead: tuple[DeadRow, ...]) -> None:
             nonlocal died
@@ -78,6 +98,10 @@ class _Work:
             busy = {s: meter.busy_s[s] - told[s] for s in told}
             told.update(meter.busy_s)
             report({"kind": "commit", "record": record_to_json(record), "dead": list(dead), "busy_s": busy})
+            slice_ = done[record.key.slice]
+            slice_[record.key.window] = record
+            if _is_whole(slice_):
+                report({"kind": "finished", "slice": record.key.slice})
 
         encoding = Encoding(
             spec=self.spec,
@@ -93,8 +117,13 @@ class _Work:
             on_commit=committed,
             dead_before=lambda: died,
         )
-        encoding.run(_slices(plan, storage, tasks))
+        encoding.run(dealt())
         storage.drop_own_scratch()
+
+    def _done(self, storage: LocalStorage, index: int) -> dict[int, WindowRecord]:
+        """What is committed of a dealt slice by now, perhaps by a worker that died."""
+        records = Ledger(storage).contents.of_generation(self.generation)
+        return {r.key.window: r for r in records if r.key.slice == index and r.key not in self.lost}
 
     def _for_worker(self, plan: Plan, number: int) -> Plan:
         """The plan with this worker's device, and its share of the threads."""
@@ -106,13 +135,9 @@ class _Work:
         return replace(plan, resolved=resolved)
 
 
-def _slices(
-    plan: Plan, storage: LocalStorage, tasks: Iterator[int]
-) -> Iterator[tuple[Slice, Mapping[int, WindowRecord]]]:
-    """Each dealt slice with what is committed of it by now, perhaps by a worker that died."""
-    for index in tasks:
-        records = Ledger(storage).contents.of_generation(plan.generation)
-        yield plan.slices[index], {r.key.window: r for r in records if r.key.slice == index}
+def _is_whole(done: Mapping[int, WindowRecord]) -> bool:
+    """Whether the committed windows of a slice, by number, are all there are."""
+    return any(record.last and len(done) == number + 1 for number, record in done.items())
 
 
 def _cuda_devices() -> int:

@@ -16,7 +16,7 @@ from embedctl.ledger.segments import Ledger
 from embedctl.models.folder import ModelFolder
 from embedctl.pipeline import WindowsOf
 from embedctl.plan import Plan
-from embedctl.records import Batch, DeadRow, Slice, WindowRecord
+from embedctl.records import Batch, DeadRow, Slice, WindowKey, WindowRecord
 from embedctl.sinks.base import Sink
 from embedctl.spec import JobSpec
 from embedctl.stages.flow import Halt, Meter
@@ -28,7 +28,7 @@ COMPACT_AT = 64
 
 @dataclass(slots=True)
 class Execution:
-    """A run over some slices of a plan, under a lease."""
+    """A run over some slices of a plan, under a lease. `lost`: committed windows whose parts were found to be gone."""
 
     spec: JobSpec
     plan: Plan
@@ -41,6 +41,7 @@ class Execution:
     meter: Meter = field(default_factory=Meter)
     windows_of: Callable[[WindowReader], WindowsOf] | None = None
     new_dead: int = 0
+    lost: frozenset[WindowKey] = frozenset()
     ledger: Ledger = field(init=False)
     tally: Tally = field(init=False)
 
@@ -48,7 +49,7 @@ class Execution:
         self.sink.prepare(self.plan)
         self.ledger = Ledger(self.storage)
         self.tally = Tally(self.plan, self.listener, self.meter, self.began)
-        self.storage.drop_scratch(locks.live_owners(self.storage))
+        self.storage.drop_scratch(lambda: locks.live_owners(self.storage))
 
     def run(self, mine: Sequence[Slice], folder: ModelFolder | None) -> Summary:
         """:raises EmbedctlError: what must stop the run; what was committed stays."""
@@ -73,6 +74,7 @@ class Execution:
             if ending.is_finalised(self.plan, self.ledger.contents):
                 ending.reopen(self.plan, self.ledger)
             self.ledger.forget(reconciled.lost)
+            self.lost = frozenset(r.key for r in reconciled.lost)
         if len(self.ledger.contents.windows) > COMPACT_AT:
             self.ledger.compact()
 

@@ -114,7 +114,7 @@ def _find_or_make(
         if found is None:
             if spec.vector_type in ("int8", "uint8") and not plan.is_stream:
                 plan = replace(plan, int8_ranges=planning.int8_ranges(plan, made.folder))
-            storage.drop_scratch(locks.live_owners(storage))
+            storage.drop_scratch(lambda: locks.live_owners(storage))
             _remember(plan, storage)
             plans.publish(storage, plan)
             return plan, made.folder

@@ -31,7 +31,7 @@ def summary_of(
     details: dict[str, Any] = {"model": plan.model["name"], "dim": plan.model["dim"], "generation": plan.generation}
     details |= {"run_tokens": run_tokens}
     if rows.dead:
-        details["dead_letters"] = f"{storage.uri}/{STATE}/dead_letters.jsonl"
+        details["dead_letters"] = f"{storage.root}/{STATE}/dead_letters.jsonl"
     return Summary(
         status=status,
         exit_code=EXIT_NEW_DEAD if new_dead else EXIT_OK,

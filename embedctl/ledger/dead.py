@@ -16,11 +16,13 @@ MERGED = f"{STATE}/dead_letters.jsonl"
 def put(
     storage: Storage, key: WindowKey, rows: Sequence[DeadRow], files: Sequence[SourceFile], revision: int = 0
 ) -> None:
-    """Write a window's letters; none leaves no object. Doing it again is harmless."""
+    """Write a window's letters; none leaves no object. Those of an attempt that was never committed are replaced."""
     if rows:
         lines = [json.dumps(dead_to_json(row, files[row.file].uri), ensure_ascii=False) for row in rows]
         content = "".join(line + "\n" for line in lines).encode("utf-8", "backslashreplace")
-        storage.put_if_absent(_name(key, revision), content, mode=0o600)
+        name = _name(key, revision)
+        if not storage.put_if_absent(name, content, mode=0o600) and (earlier := storage.read(name)) != content:
+            storage.replace_if_match(name, content, etag_of(earlier), mode=0o600)
 
 
 def letters(storage: Storage, keys: Iterable[tuple[WindowKey, int]]) -> Iterator[tuple[WindowKey, Json]]:

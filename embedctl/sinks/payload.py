@@ -1,8 +1,9 @@
 """Kept columns as JSON-like values, for stores whose payload is JSON.
 
-Enters: an Arrow table. Leaves: a dict a row. The mapping: null, bool, string, whole numbers (exact to 64 bits) and floats as they
-are; NaN and Inf, which JSON lacks, null; list and struct nested; map a list of `[key, value]`; timestamp, date and time ISO
-8601 text, in UTC with `Z` where they have a zone; duration whole units; decimal its text; binary base64; uint64 past int64 its text.
+Enters: an Arrow table. Leaves: a dict a row. The mapping: null, bool, string, whole numbers (exact to 64 bits) and
+floats as they are; NaN and Inf, which JSON lacks, null; list and struct nested; map a list of `[key, value]`;
+timestamp, date and time ISO 8601 text, in UTC with `Z` where they have a zone; duration whole units; decimal its text;
+binary base64; uint64 past int64 its text.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -28,7 +30,7 @@ def payloads(table: pa.Table) -> list[dict[str, Json]]:
     return rows
 
 
-def _column(column: pa.ChunkedArray) -> list[Json]:
+def _column(column: pa.ChunkedArray[Any]) -> list[Json]:
     for leaf in (_utc, _plain):
         kind = _mapped(column.type, leaf)
         column, before = (column if kind == column.type else column.cast(kind)), column.type
@@ -61,12 +63,14 @@ def _mapped(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa
     if types.is_large_list(kind):
         return pa.large_list(pa.field(kind.value_field.name, _mapped(kind.value_type, leaf)))
     if types.is_fixed_size_list(kind):
-        return pa.list_(pa.field(kind.value_field.name, _mapped(kind.value_type, leaf)), kind.list_size)
+        fixed: pa.DataType = pa.list_(pa.field(kind.value_field.name, _mapped(kind.value_type, leaf)), kind.list_size)
+        return fixed
     if types.is_struct(kind):
         return pa.struct([pa.field(f.name, _mapped(f.type, leaf)) for f in kind])
     if types.is_map(kind):
         return pa.map_(_mapped(kind.key_type, leaf), _mapped(kind.item_type, leaf))
-    return leaf(kind)
+    changed: pa.DataType = leaf(kind)
+    return changed
 
 
 def _change(kind: pa.DataType) -> _Value | None:

@@ -1,7 +1,7 @@
 """What all stores share: names of points, their order, and what was written, window by window.
 
-Enters: ids, row numbers, windows. Leaves: point ids that never change, one int64 a row that orders all rows of a job, and
-a sidecar of ids beside the ledger, written before the store is, from which a window can be told without the store.
+Enters: ids, row numbers, windows. Leaves: point ids that never change, one int64 a row that orders all rows of a job,
+and a sidecar of ids beside the ledger, written before the store is, from which a window can be told without the store.
 Refused: vectors that are not finite or of another size, rows past what the order can hold.
 """
 
@@ -24,7 +24,7 @@ from embedctl.storage import STATE, Storage, etag_of
 FOLDER = f"{STATE}/ids"
 ROW_BITS, WINDOW_BITS, SLICE_BITS, GENERATION_BITS = 20, 18, 18, 6
 MAX_ROWS = (1 << ROW_BITS) - 1024
-"""Rows of a window. Servers compare `_pos` as float64, where the last 1024 of 2^20 could round up to the next window."""
+"""Rows of a window. Qdrant compares `_pos` as float64, where the last of 2^20 round up to the next window."""
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 PointId = int | str
@@ -73,7 +73,8 @@ def _uuid5(name: str) -> str:
 def check_vectors(output: WindowOutput, size: int) -> None:
     """Stores take any number, so this is the last place to look. :raises SinkError: the first bad row is named."""
     if output.vectors.ndim != 2 or output.vectors.shape[1] != size:
-        raise SinkError(f"window {output.record.key.stem}: vectors of {output.vectors.shape[1:]}, the store holds {size}")
+        name = output.record.key.stem
+        raise SinkError(f"window {name}: vectors of {output.vectors.shape[1:]}, the store holds {size}")
     bad = np.flatnonzero(~np.isfinite(output.vectors).all(axis=1))
     if len(bad):
         raise SinkError(f"row {output.ids[int(bad[0])]!r}: the vector holds NaN or Inf")
@@ -155,7 +156,8 @@ def rows_known(storage: Storage, record: WindowRecord) -> WindowRows:
     """:raises BooksError: the state knows the window, but not its rows."""
     found = load_rows(storage, record.key, record.revision)
     if found is None:
-        raise BooksError(f"{storage.uri}/{_name(record.key, record.revision)}: the list of a committed window's ids is gone")
+        name = _name(record.key, record.revision)
+        raise BooksError(f"{storage.uri}/{name}: the list of a committed window's ids is gone")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Dead letters: private, written once, merged in order into the one file people read."""
+"""Dead letters: private, one object a window, merged in order into the one file people read."""
 
 from __future__ import annotations
 
@@ -30,3 +30,11 @@ def test_letters_come_back_and_merging_again_changes_nothing(tmp_path: Path):
     assert [json.loads(line)["position"] for line in merged.read_bytes().splitlines()] == [3, 9]
     assert {stat.S_IMODE(p.stat().st_mode) for p in [merged, *(tmp_path / dead.FOLDER).iterdir()]} == {0o600}
     assert len(list((tmp_path / dead.FOLDER).iterdir())) == 2
+
+
+def test_letters_of_an_attempt_that_was_not_committed_are_replaced(tmp_path: Path):
+    storage = LocalStorage(tmp_path)
+    dead.put(storage, KEY, [ROW, replace(ROW, position=9)], [FILE])
+    dead.put(storage, KEY, [ROW], [FILE])
+    assert [letter["position"] for _, letter in dead.letters(storage, [(KEY, 0)])] == [3]
+    assert stat.S_IMODE(next((tmp_path / dead.FOLDER).iterdir()).stat().st_mode) == 0o600

@@ -67,6 +67,18 @@ def test_a_killed_worker_is_replaced_by_the_others(tmp_path: Path) -> None:
     assert parts(crew) == parts(alone)
 
 
+def test_a_lost_part_in_the_middle_of_a_slice_is_done_again_by_workers(tmp_path: Path) -> None:
+    corpus, out = write_corpus("parquet", tmp_path / "in"), tmp_path / "out"
+    command = [*arguments(corpus, "--model", "fake:dim=8", "--workers", "2"), "--to", str(out)]
+    assert run(command).returncode == 3
+    whole = parts(out)
+    (out / [name for name in whole if name.startswith("g0001-00001-")][1]).unlink()
+    (out / next(name for name in whole if name.startswith("g0001-00002-"))).unlink()
+    again = run(command)
+    assert again.returncode in (0, 3), again.stderr
+    assert parts(out) == whole
+
+
 def test_when_all_workers_die_the_run_ends_resumably(tmp_path: Path) -> None:
     corpus = write_corpus("tiny", tmp_path / "in")
     out, unbroken = tmp_path / "out", tmp_path / "unbroken"
