@@ -28,7 +28,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="retry", epilog=EPILOG)(command)
 
 
-@job_options(CHANGEABLE | {"offline"})
+@job_options(CHANGEABLE | {"offline", "state"})
 def command(*, flags: Mapping[str, Any], destination: Destination, as_json: Json = False, quiet: Quiet = False) -> int:
     """Embed the dead letters of a destination again, as a new generation.
 

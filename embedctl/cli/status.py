@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Optional
 
 import typer
 
@@ -17,6 +17,13 @@ Destination = Annotated[
     str, typer.Argument(metavar="DESTINATION", help="The folder an earlier run wrote to.", show_default=False)
 ]
 
+State = Annotated[
+    Optional[str],  # noqa: UP045 - evaluated by Typer at run time
+    typer.Option(
+        "--state", metavar="DIR", help="Where a store's state is, if --state was given then.", show_default=False
+    ),
+]
+
 
 def add_to(app: typer.Typer) -> None:
     app.command(name="status", epilog=EPILOG)(command)
@@ -27,6 +34,7 @@ def command(
     dead: Annotated[
         bool, typer.Option("--dead", metavar="", help="List every dead letter: file, position, id, reason.")
     ] = False,
+    state: State = None,
     as_json: Json = False,
 ) -> int:
     """Tell what is committed, what is dead, whether the job is done, and who holds it.
@@ -35,8 +43,8 @@ def command(
     """
     from embedctl import job
 
-    report = dict(job.status(destination))
+    report = dict(job.status(destination, state=state))
     if dead:
-        report["dead_letters"] = list(job.dead_letters(destination))
+        report["dead_letters"] = list(job.dead_letters(destination, state=state))
     show_report(report, as_json=as_json)
     return 0

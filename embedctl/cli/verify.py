@@ -8,7 +8,7 @@ import typer
 
 from embedctl.cli.console import listening, show_checks
 from embedctl.cli.options import Json, Quiet
-from embedctl.cli.status import Destination
+from embedctl.cli.status import Destination, State
 from embedctl.errors import BooksError, UsageError
 
 EPILOG = """[bold]Examples[/bold]
@@ -25,6 +25,7 @@ def command(
     sample: Annotated[
         str, typer.Option("--sample", metavar="ROWS", help="Rows to embed again on the plain path; 0: none.")
     ] = "64",
+    state: State = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> int:
@@ -37,6 +38,6 @@ def command(
     from embedctl.query.verify import verify
 
     with listening(quiet=quiet) as listener:
-        report = verify(destination, sample=int(sample), listener=listener)
+        report = verify(destination, sample=int(sample), state=state, listener=listener)
     show_checks(report, as_json=as_json)
     return 0 if report["ok"] else BooksError.exit_code

@@ -114,9 +114,10 @@ class Execution:
         ledger = Ledger(self.storage)
         if not ending.is_complete(self.plan, ledger.contents):
             return self._summary(ledger, "shard done")
-        _, share = self.spec.dead_limit()
+        limit, share = self.spec.dead_limit()
         rows = ending.totals(ledger.contents)
-        if share is not None and rows.dead > share * rows.read:
+        allowed = limit if share is None else share * rows.read
+        if allowed is not None and rows.dead > allowed:  # a worker or a shard counts only its own
             raise too_many(rows.dead, str(self.spec.max_dead), self.storage.uri)
         with locks.lease(self.storage, names=["finalise"], wait=True, listener=self.listener):
             ledger = Ledger(self.storage)

@@ -57,7 +57,7 @@ def _embed(spec: JobSpec, listener: Listener) -> Summary:
         with contextlib.ExitStack() as stack:
             stack.callback(storage.drop_own_scratch)
             stack.callback(destination.sink.close)
-            plan, folder = _find_or_make(spec, files, storage, listener, halt, stack)
+            plan, folder = _find_or_make(spec, files, storage, listener, halt)
             ledger = Ledger(storage)
             if _is_done(plan, destination.sink, ledger):
                 return summary_of(plan, storage, ledger, Meter(), began, new_dead=0, status="already done")
@@ -101,23 +101,17 @@ def _find_or_make(
     storage: LocalStorage,
     listener: Listener,
     halt: Halt,
-    stack: contextlib.ExitStack,
 ) -> tuple[Plan, ModelFolder | None]:
     """The destination's plan, checked against the spec, or a new one, published while nobody else can."""
     plan = plans.load(storage)
     if plan is None:
         made = planning.draft(spec, files)
-        plan = made.plan
-        stack.enter_context(locks.lease(storage, names=["plan"], wait=spec.if_locked == "wait", listener=listener))
-        halt.check()
-        found = plans.load(storage)
-        if found is None:
-            if spec.vector_type in ("int8", "uint8") and not plan.is_stream:
-                plan = replace(plan, int8_ranges=planning.int8_ranges(plan, made.folder))
-            storage.drop_scratch(lambda: locks.live_owners(storage))
-            _remember(plan, storage)
-            plans.publish(storage, plan)
-            return plan, made.folder
+        wait = spec.if_locked == "wait" or spec.num_shards > 1  # shards start together, and planning is soon over
+        with locks.lease(storage, names=["plan"], wait=wait, listener=listener):
+            halt.check()
+            found = plans.load(storage)
+            if found is None:
+                return _publish(made, spec, storage), made.folder
         plan = found
     first = plans.load(storage, 1) or plan
     plans.check(first, spec, storage.uri)
@@ -127,6 +121,17 @@ def _find_or_make(
         )
     _check_snapshot(plan, files, storage)
     return plan.moved_to(files), None
+
+
+def _publish(made: planning.Draft, spec: JobSpec, storage: LocalStorage) -> Plan:
+    """The caller holds the lease on planning."""
+    plan = made.plan
+    if spec.vector_type in ("int8", "uint8") and not plan.is_stream:
+        plan = replace(plan, int8_ranges=planning.int8_ranges(plan, made.folder))
+    storage.drop_scratch(lambda: locks.live_owners(storage))
+    _remember(plan, storage)
+    plans.publish(storage, plan)
+    return plan
 
 
 def _remember(plan: Plan, storage: LocalStorage) -> None:

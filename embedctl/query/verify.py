@@ -37,12 +37,12 @@ MIN_EQUAL_BITS = 0.97
 NORM_TOLERANCE = {"float32": 1e-4, "float16": 2e-3}
 
 
-def verify(destination: str, *, sample: int = 64, listener: Listener) -> dict[str, Any]:
+def verify(destination: str, *, sample: int = 64, state: str | None = None, listener: Listener) -> dict[str, Any]:
     """JSON-ready: `ok` is false when any check failed, `checks` lists them in order.
 
     :raises UsageError: no destination of embedctl's there.
     """
-    plan, found = open_existing(JobSpec(to=destination))
+    plan, found = open_existing(JobSpec(to=destination, state=state))
     storage = found.storage
     contents = Ledger(storage).contents
     sink, checks = found.sink, [finished(plan, ending.is_finalised(plan, contents))]

@@ -57,6 +57,11 @@ def test_job_commands_take_every_option(embedctl, command):
     assert {flag(name) for name in OPTIONS} <= shown
 
 
+@pytest.mark.parametrize("command", ["embed", "status", "verify", "retry"])
+def test_a_store_s_state_can_be_named_to_each_command_that_opens_it(embedctl, command):
+    assert "--state" in embedctl(command, "--help").stdout
+
+
 def test_retry_takes_only_what_a_new_generation_may_change(embedctl):
     shown = set(re.findall(r"--[a-z][a-z-]+", embedctl("retry", "--help").stdout))
     assert {flag(name) for name in CHANGEABLE} <= shown

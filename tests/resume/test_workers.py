@@ -113,3 +113,14 @@ def test_an_error_in_a_worker_is_the_run_s_error(tmp_path: Path) -> None:
     )
     assert done.returncode == 8, done.stderr
     assert "parquet:1: text is null" in done.stderr
+
+
+def test_dead_rows_of_all_workers_count_together(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for i in range(4):
+        pq.write_table(pa.table({"text": ["fine", None, "fine"]}), folder / f"{i}.parquet")
+    command = ["embed", str(folder), "--model", "fake", "--slice-bytes", "1", "--workers", "2"]
+    done = run([*command, "--max-dead", "3", "--to", str(tmp_path / "o")])
+    assert done.returncode == 8, done.stderr
+    assert "4 rows are dead, more than --max-dead 3" in done.stderr
