@@ -19,12 +19,11 @@ from embedctl.stages.prepare import Prepared, TextRules, prepare, repack
 WindowsOf = Callable[[Slice, Mapping[int, WindowRecord]], Iterator[Window]]
 """A slice and what of it is committed, by number -> the windows still to do, in order."""
 
-CHANNEL_BYTES = 16 << 20
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """All that a run of slices needs. budget: tokens a batch for a window, as the ledger's amendments have it."""
+    """All that a run of slices needs. budget: tokens a batch for a window, as the ledger's amendments have it.
+    channel_bytes: what may wait between two stages."""
 
     windows: WindowsOf
     text: TextRules
@@ -33,6 +32,7 @@ class Worker:
     budget: Callable[[WindowKey], int]
     halt: Halt
     meter: Meter
+    channel_bytes: int
     on_commit: Callable[[WindowRecord, tuple[DeadRow, ...]], None]
     on_batch: Callable[[Batch], None]
 
@@ -43,9 +43,9 @@ def run(worker: Worker, slices: Iterable[tuple[Slice, Mapping[int, WindowRecord]
     :raises EmbedctlError: the first failure of any stage; what was committed stays committed.
     """
     halt, meter = worker.halt, worker.meter
-    windows: Channel[Window] = Channel(halt, CHANNEL_BYTES)
-    prepared: Channel[Prepared] = Channel(halt, CHANNEL_BYTES)
-    encoded: Channel[encoding.Encoded] = Channel(halt, CHANNEL_BYTES)
+    windows: Channel[Window] = Channel(halt, worker.channel_bytes)
+    prepared: Channel[Prepared] = Channel(halt, worker.channel_bytes)
+    encoded: Channel[encoding.Encoded] = Channel(halt, worker.channel_bytes)
 
     def read() -> None:
         for slice_, done in slices:

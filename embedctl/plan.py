@@ -112,6 +112,10 @@ class Plan:
             version=obj["embedctl"],
         )
 
+    def asked(self) -> dict[str, Any]:
+        """The fields of the `JobSpec` this was planned from, as `JobSpec` takes them."""
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in self.spec.items()}
+
     @property
     def is_stream(self) -> bool:
         """Whether the source is standard input, which cannot be read twice."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,9 @@ from embedctl.stages.flow import Halt, Meter
 from embedctl.stages.windows import WindowReader
 from embedctl.storage import LocalStorage
 from embedctl.tokens.pack import padding_of, split_batch
+
+
+MAX_CHANNEL_BYTES = 16 << 20
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,7 +61,7 @@ class Encoding:
         """Commit what is missing of the slices. :raises EmbedctlError: the first failure of any stage."""
         folder = folder or planning.open_model(self.spec)
         self._check_model(folder)
-        encoder = wiring.open_planned_encoder(folder, self.plan.spec, self.plan.resolved)
+        encoder = wiring.open_planned_encoder(folder, self.plan.spec, self._resolved())
         pool = ThreadPoolExecutor(encoder.lanes, thread_name_prefix="encode")
         try:
             self._note_engine(encoder)
@@ -66,6 +70,15 @@ class Encoding:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # what is still queued must not hold up an interrupted run
             encoder.close()
+
+    def _resolved(self) -> Mapping[str, Any]:
+        """What the plan decided, on the device that this run asks for, if it does."""
+        if self.spec.device is None or self.plan.model["architecture"] == "fake":
+            return self.plan.resolved
+        from embedctl.encoders.open import resolve_device
+
+        asked, planned = resolve_device(self.spec.device), str(self.plan.resolved["device"])
+        return self.plan.resolved if planned.startswith(asked) else {**self.plan.resolved, "device": asked}
 
     def _worker(self, folder: ModelFolder, encoder: Encoder, pool: ThreadPoolExecutor) -> Worker:
         tokenizer = wiring.open_tokenizer(folder, self.plan.resolved, self.plan.spec)
@@ -95,6 +108,7 @@ class Encoding:
             meter=self.meter,
             on_batch=self.on_batch,
             on_commit=self.on_commit,
+            channel_bytes=min(MAX_CHANNEL_BYTES, (self.spec.memory or planning.available_bytes()) // 64),
         )
 
     def _reader(self) -> WindowReader:

@@ -83,6 +83,7 @@ class Execution:
         if workers > 1:
             crew.run(self, [s.index for s in todo], workers)
             self.ledger = Ledger(self.storage)
+            self.new_dead = max(self.new_dead, ending.totals(self.ledger.contents).dead - self.tally.resumed.dead)
             return
         done = done_windows(self.plan, self.ledger)
         encoding = Encoding(

@@ -110,6 +110,16 @@ def available_cpus() -> int:
     return cpus
 
 
+def available_bytes() -> int:
+    """Memory this process may use, the cgroup's limit included."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    try:
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    except (OSError, ValueError):
+        pass
+    return min(limits)
+
+
 def _resolve(spec: JobSpec, folder: ModelFolder) -> dict[str, Any]:
     device, dtype = "cpu", "float32"
     if folder.kind != "fake":

@@ -54,7 +54,7 @@ def retry(destination: str, overrides: Mapping[str, Any], listener: Listener) ->
         storage, sink = found.storage, found.sink
         stack.callback(storage.drop_own_scratch)
         stack.callback(sink.close)
-        spec = JobSpec(**{**_asked(last), **overrides, "inputs": last.inputs, "to": destination})
+        spec = JobSpec(**{**last.asked(), **overrides, "inputs": last.inputs, "to": destination})
         lease.append(
             stack.enter_context(
                 locks.lease(
@@ -107,10 +107,6 @@ def _again(last: Plan, spec: JobSpec, found: Destination, ledger: Ledger) -> _Ag
     assert before is not None
     letters = _letters(found.storage, plan, standing)
     return _Again(plan=plan, before=before, standing=standing, letters=letters, storage=found.storage)
-
-
-def _asked(plan: Plan) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in plan.spec.items()}
 
 
 def _before(ledger: Ledger, plan: Plan, finished: bool) -> Any:

@@ -122,7 +122,8 @@ def acquire(
         if not wait:
             raise Locked(
                 f"{storage.uri}: another run holds it ({_who(blocking[0])})",
-                hint="wait for it with --if-locked wait, or step aside with --if-locked skip",
+                hint="wait for it with --if-locked wait, which takes over an owner on another host that is silent for "
+                f"{TAKEOVER_S:.0f} s; or step aside with --if-locked skip",
             )
         if not told:
             listener.note(f"waiting for {_who(blocking[0])}")

@@ -138,7 +138,7 @@ def query_prompt(folder: ModelFolder, asking: Asking) -> str:
 
 
 def _same_model(plan: Plan, asking: Asking) -> ModelFolder:
-    asked: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plan.spec.items()}
+    asked = plan.asked()
     spec = replace(JobSpec(**asked), offline=asking.offline)
     if asking.model is not None:
         spec = replace(spec, model=asking.model, revision=None)

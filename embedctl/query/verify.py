@@ -155,7 +155,7 @@ def _sample(plan: Plan, storage: LocalStorage, records: Sequence[WindowRecord], 
 
 
 def _spec(plan: Plan) -> JobSpec:
-    asked: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plan.spec.items()}
+    asked = plan.asked()
     return JobSpec(**asked, inputs=plan.inputs)
 
 
