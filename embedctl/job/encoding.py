@@ -32,7 +32,6 @@ from embedctl.stages.windows import WindowReader
 from embedctl.storage import LocalStorage
 from embedctl.tokens.pack import padding_of, split_batch
 
-
 MAX_CHANNEL_BYTES = 16 << 20
 
 
