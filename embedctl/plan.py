@@ -172,12 +172,11 @@ def load(storage: Storage, generation: int | None = None) -> Plan | None:
 
 def contradictions(plan: Plan, spec: JobSpec) -> list[str]:
     """Fields in which the spec asks for something else than the plan holds, as `--flag: asked 1, planned 2`."""
-    default = JobSpec()
+    default = JobSpec().of_kind("rows", "recipe", "tuning")
     found = []
     for name, asked in spec.of_kind("rows", "recipe", "tuning").items():
-        planned = plan.spec.get(name)
-        unasked = asked == default.of_kind("rows", "recipe", "tuning")[name]
-        if name in _FREE or asked == planned or (unasked and _is_tuning(name)):
+        planned = plan.spec.get(name, default[name])  # an older embedctl did not know every field
+        if name in _FREE or asked == planned or (asked == default[name] and _is_tuning(name)):
             continue
         if _is_tuning(name) and asked == plan.resolved.get(name):
             continue

@@ -255,9 +255,17 @@ def _coerce(name: str, value: Any, where: str) -> Any:
             return int(value)
         if want is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
             return str(value)
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):
         pass
-    raise UsageError(f"{where}: {value!r} is not {'a whole number' if want is int else want.__name__}")
+    raise UsageError(f"{where}: {value!r} is not {_wanted(name, want)}")
+
+
+def _wanted(name: str, want: type) -> str:
+    if name in _BYTES:
+        return "a size like 8GiB"
+    if name == "sample":
+        return "a share like 1% or 0.01"
+    return {int: "a whole number", bool: "yes or no", tuple: "a list"}.get(want, "text")
 
 
 def _as_bool(value: Any) -> bool:

@@ -46,7 +46,25 @@ def by_duckdb(out: Path) -> tuple[list[int], list[list[float]]]:
     return [row[0] for row in found], [list(row[1]) for row in found]
 
 
-@pytest.mark.parametrize("reader", [by_pyarrow, by_pandas, by_polars, by_duckdb])
+def by_datasets(out: Path) -> tuple[list[int], list[list[float]]]:
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    cache = out.parent / "cache"
+    found = datasets.load_dataset("parquet", data_files=str(out / "*.parquet"), cache_dir=str(cache), split="train")
+    return list(found["id"]), list(found["embedding"])
+
+
+def by_datasets_folder(out: Path) -> tuple[list[int], list[list[float]]]:
+    """The folder by its name alone, as people type it: the state under it must stay out of sight."""
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    found = datasets.load_dataset(str(out), cache_dir=str(out.parent / "cache"), split="train")
+    return list(found["id"]), list(found["embedding"])
+
+
+@pytest.mark.parametrize(
+    "reader", [by_pyarrow, by_pandas, by_polars, by_duckdb, by_datasets, by_datasets_folder], ids=lambda f: f.__name__
+)
 def test_a_reader_sees_every_vector_once(
     reader: Callable[[Path], tuple[list[int], list[list[float]]]], out: Path
 ) -> None:

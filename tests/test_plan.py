@@ -1,0 +1,210 @@
+"""The plan is obeyed by every resume: what contradicts it is named, what it is can be read back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from embedctl import plan as plans
+from embedctl.errors import PlanMismatch
+from embedctl.plan import Plan, check, contradictions, job_of, load, publish, recipe_of
+from embedctl.records import Segment, Slice
+from embedctl.spec import JobSpec, flag
+from embedctl.storage import LocalStorage
+from embedctl.testing.plans import hand_plan
+
+BASE: dict[str, Any] = {"chunk": "tokens:400"}
+OTHER: dict[str, Any] = {
+    "format": "csv", "text_column": "b", "text_template": "{a}", "id_column": "id", "keep": ("a", "b"),
+    "where": "a > 1", "limit": 5, "sample": 0.5, "on_duplicate": "fail", "chunk": "sentence:400", "overlap": 3,
+    "chunk_pool": "mean", "model": "other", "revision": "v2", "prompt_name": "query", "prompt": "q: ",
+    "pooling": "cls", "max_length": 17, "dim": 32, "dtype": "float32", "on_overlong": "chunk",
+    "trust_remote_code": True, "allow_pickle": True, "vector_type": "int8", "token_count": True, "truncated": True,
+    "device": "cuda:1", "attention": "sdpa", "batch_tokens": 77, "threads": 7, "memory": 1 << 30, "compile": True,
+    "window_rows": 7, "window_bytes": 7, "slice_bytes": 7,
+}  # fmt: skip
+"""Another valid value of every field that a plan holds, except `output`, of which there is one."""
+
+PLANNED = [f.name for f in fields(JobSpec) if f.metadata["kind"] in ("rows", "recipe", "tuning") and f.name != "output"]
+TUNING = [f.name for f in fields(JobSpec) if f.metadata["kind"] == "tuning"]
+
+
+def test_every_planned_field_is_tried_here() -> None:
+    assert list(OTHER) == PLANNED
+
+
+def base(**changes: Any) -> JobSpec:
+    return JobSpec(**{**BASE, **changes})
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_field_asked_for_otherwise_is_named(name: str) -> None:
+    found = contradictions(hand_plan(base()), base(**{name: OTHER[name]}))
+    assert [line.partition(":")[0] for line in found] == ([] if name in ("device", "memory") else [flag(name)])
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_field_left_out_on_a_resume(name: str) -> None:
+    """What makes rows and numbers must be asked for again; tuning is remembered."""
+    found = contradictions(hand_plan(base(**{name: OTHER[name]})), base())
+    assert [line.partition(":")[0] for line in found] == ([] if name in TUNING else [flag(name)])
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_field_asked_for_again_is_no_contradiction(name: str) -> None:
+    spec = base(**{name: OTHER[name]})
+    assert contradictions(hand_plan(spec), spec) == []
+
+
+@pytest.mark.parametrize("name", ["threads", "batch_tokens", "compile"])
+def test_tuning_may_be_asked_for_as_it_was_resolved(name: str) -> None:
+    resolved = {name: OTHER[name]}
+    assert contradictions(hand_plan(base(), resolved=resolved), base(**resolved)) == []
+    assert len(contradictions(hand_plan(base(), resolved={name: 1234}), base(**resolved))) == 1
+
+
+def test_policy_and_run_may_change() -> None:
+    spec = base(on_error="fail", max_dead="1%", if_locked="wait", inputs=("x",), to="y", workers=3, num_shards=2)
+    assert contradictions(hand_plan(base()), spec) == []
+
+
+def test_every_contradiction_is_told_at_once() -> None:
+    with pytest.raises(PlanMismatch) as caught:
+        check(hand_plan(base(dim=8, keep=("a",))), base(where="x = 1", keep=("a", "b")), "out/")
+    assert str(caught.value) == (
+        "out/ was planned with other settings: "
+        "--keep: asked for a,b, planned with a; --where: asked for 'x = 1', planned with nothing; "
+        "--dim: asked for nothing, planned with 8"
+    )
+    assert caught.value.hint == "repeat the flags it was started with, or choose another destination with --to"
+
+
+def test_a_plan_from_before_a_field_existed_can_be_resumed() -> None:
+    plan = hand_plan(base())
+    older = replace(plan, spec={k: v for k, v in plan.spec.items() if k not in ("allow_pickle", "threads", "overlap")})
+    assert contradictions(older, base()) == []
+    assert [line.partition(":")[0] for line in contradictions(older, base(overlap=3))] == ["--overlap"]
+
+
+def full_plan() -> Plan:
+    """Something in every field, names that JSON does not like among them."""
+    plan = hand_plan(
+        JobSpec(keep=("a",), sample=0.1, id_column="id", memory=1 << 40),
+        schema=pa.schema(
+            [pa.field("a", pa.list_(pa.int8())), pa.field("t", pa.timestamp("ns", "UTC"), nullable=False)]
+        ),
+        id_column="id",
+        keep=["a"],
+        uris=["dir/ä b.jsonl", "undecodable-\udcff.jsonl", 'quo"te\\.csv'],
+        slices=[
+            Slice(index=0, segments=(Segment(file=0, begin=0, end=2**53 + 1), Segment(file=1))),
+            Slice(index=1, segments=(Segment(file=2, begin=7),), limit_rows=5),
+            Slice(index=2, segments=()),
+        ],
+        resolved={"dtype": "bfloat16", "prompt": "q:\n", "max_length": None},
+    )
+    return replace(
+        plan, generation=3, int8_ranges=[[-0.1, 1e-38], [0.5, 3.0]], targets=((0, 1), (1, 0)), libraries={"numpy": "2"}
+    )
+
+
+@pytest.mark.parametrize("plan", [full_plan(), hand_plan()], ids=["full", "small"])
+def test_a_plan_comes_back_from_json_as_it_was(plan: Plan, tmp_path: Path) -> None:
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    storage = LocalStorage(tmp_path)
+    assert publish(storage, plan)
+    found = load(storage)
+    assert found == plan
+    assert found is not None
+    assert found.schema.equals(plan.schema, check_metadata=True)
+    assert JobSpec(**found.asked()).of_kind("rows", "recipe", "tuning") == plan.spec
+
+
+def test_the_newest_plan_counts_and_none_is_replaced(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    assert load(storage) is None
+    first, tenth = hand_plan(), replace(hand_plan(), generation=10)
+    assert publish(storage, tenth)
+    assert publish(storage, first)
+    assert not publish(storage, replace(first, recipe="another"))
+    assert load(storage) == tenth
+    assert load(storage, 1) == first
+    assert load(storage, 2) is None
+
+
+def test_a_newer_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    newer = {**hand_plan().to_json(), "format": plans.FORMAT + 1, "embedctl": "99.0"}
+    LocalStorage(tmp_path).put_if_absent(".embedctl/plan-0001.json", json.dumps(newer).encode())
+    with pytest.raises(PlanMismatch) as caught:
+        load(LocalStorage(tmp_path))
+    assert str(caught.value) == (
+        f"the plan has format {plans.FORMAT + 1}, this embedctl reads {plans.FORMAT} (it was made by 99.0)"
+    )
+    assert caught.value.hint == "pip install --upgrade embedctl"
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff", b'{"format": 1}'])
+def test_a_damaged_plan_is_named(content: bytes, tmp_path: Path) -> None:
+    LocalStorage(tmp_path).put_if_absent(".embedctl/plan-0001.json", content)
+    with pytest.raises(PlanMismatch, match=r"plan-0001\.json: not a readable plan"):
+        load(LocalStorage(tmp_path))
+
+
+CHANGED: dict[str, Any] = {
+    **OTHER,
+    "inputs": ("x",), "to": "x", "on_error": "fail", "max_dead": "1", "if_locked": "skip", "state": "s", "create": True,
+    "distance": "dot", "quantization": "scalar", "index_field": ("a",), "max_points_per_s": 1, "num_shards": 2,
+    "shard_index": 1, "workers": 2, "offline": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", [f for f in fields(JobSpec) if f.name != "output"], ids=lambda f: f.name)
+def test_recipe_and_job_change_exactly_with_what_they_are_made_of(field: Any) -> None:
+    shards = {"num_shards": 2} if field.name == "shard_index" else {}
+    before, after = base(**shards), base(**shards, **{field.name: CHANGED[field.name]})
+    resolved = {"dtype": "float32", "prompt": "", "max_length": 256, "dim": 8, "text": ["text"]}
+    kind = field.metadata["kind"]
+    recipes = [recipe_of(spec, "weights", resolved) for spec in (before, after)]
+    # The weights say which model it is, and what was resolved counts, not how it was asked for.
+    decided = {"model", "revision", *resolved}
+    assert (recipes[0] != recipes[1]) == (kind == "recipe" and field.name not in decided)
+    jobs = [job_of("recipe", "snapshot", spec) for spec in (before, after)]
+    assert (jobs[0] != jobs[1]) == (kind in ("rows", "tuning"))
+
+
+def test_recipe_and_job_change_with_weights_and_content() -> None:
+    spec, resolved = JobSpec(), {"dtype": "float32", "prompt": "", "dim": 8}
+    recipe = recipe_of(spec, "weights", resolved)
+    assert recipe == recipe_of(spec, "weights", dict(reversed(resolved.items())))
+    others = [
+        recipe_of(spec, "others", resolved),
+        *(recipe_of(spec, "weights", {**resolved, name: "x"}) for name in resolved),
+    ]
+    assert len({recipe, *others}) == 1 + len(others)
+    jobs = {job_of(recipe, "a", spec), job_of(recipe, "b", spec), job_of(others[0], "a", spec)}
+    assert len(jobs) == 3
+
+
+def test_files_may_move() -> None:
+    plan = full_plan()
+    moved = [replace(f, path="/elsewhere/" + f.uri) for f in plan.files]
+    assert plan.moved_to(moved).files == tuple(moved)
+    assert replace(plan.moved_to(moved), files=plan.files) == plan
+
+
+@pytest.mark.parametrize(
+    ("given", "chunked"),
+    [
+        ({}, False),
+        ({"chunk": "tokens:9"}, True),
+        ({"chunk": "tokens:9", "chunk_pool": "mean"}, False),
+        ({"on_overlong": "chunk"}, True),
+    ],
+)
+def test_whether_rows_give_several_units(given: dict[str, Any], chunked: bool) -> None:
+    assert hand_plan(JobSpec(**given)).chunked is chunked
