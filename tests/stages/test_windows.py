@@ -94,7 +94,7 @@ ROWS = st.builds(
 )
 CORPORA = st.builds(
     Corpus,
-    files=st.lists(st.lists(ROWS, max_size=14), min_size=1, max_size=3),
+    files=st.lists(st.lists(ROWS, max_size=30) | st.lists(ROWS, min_size=12, max_size=30), min_size=1, max_size=3),
     cuts=st.lists(st.integers(1, 30), max_size=3),
     block_rows=st.integers(1, 5),
 )
@@ -163,7 +163,7 @@ def record(window: Window) -> WindowRecord:
     )  # fmt: skip
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=400)
 @given(found=readers(), chosen=st.lists(st.booleans(), min_size=1, max_size=40))
 def test_any_committed_subset_leaves_exactly_the_others(
     found: tuple[WindowReader, Slice, Corpus], chosen: list[bool]
