@@ -60,16 +60,20 @@ class Replay:
 
     def _take(self, block: RowBlock) -> None:
         assert block.raw is not None
-        for i, raw in enumerate(block.raw):
-            following = int(block.positions[i + 1]) if i + 1 < len(block.raw) else block.next_position
+        for position, raw in zip(block.positions.tolist(), block.raw, strict=True):
+            self._note(position)
             self._hash.update(len(raw).to_bytes(8, "little") + raw)
-            self._digests[following] = self._hash.hexdigest()
-            expected = self._expected.pop(following, None)
-            if expected is not None and expected != self._digests[following]:
-                raise PlanMismatch(
-                    f"standard input differs from what was committed before byte {following}",
-                    hint="feed the same input again, or start a new job with another --to",
-                )
+        self._note(block.next_position)
+
+    def _note(self, offset: int) -> None:
+        """All rows before `offset` are hashed."""
+        self._digests[offset] = self._hash.hexdigest()
+        expected = self._expected.pop(offset, None)
+        if expected is not None and expected != self._digests[offset]:
+            raise PlanMismatch(
+                f"standard input differs from what was committed before byte {offset}",
+                hint="feed the same input again, or start a new job with another --to",
+            )
 
 
 def _tail(block: RowBlock, first: int) -> RowBlock:

@@ -50,7 +50,7 @@ class MemorySink:
             ids=[whole.ids[i] for i in units.tolist()],
             positions=None if whole.positions is None else np.delete(whole.positions, rows),
             vectors=whole.vectors[units],
-            kept=whole.kept.take(pa.array(units)),
+            kept=whole.kept.take(pa.array(units, pa.int64())),
             token_count=whole.token_count[units],
             truncated=whole.truncated[units],
             chunk=None if whole.chunk is None else whole.chunk[units],

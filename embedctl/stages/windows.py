@@ -124,7 +124,6 @@ class WindowReader:
     def _fill(self, slice_: Slice, cursor: Cursor, number: int, rows_before: int) -> Iterator[Window]:
         """Windows from `cursor` to the slice's end. One row of look-ahead tells which window is the last."""
         key = WindowKey(generation=self._plan.generation, slice=slice_.index, window=number)
-        full_at: Cursor | None = None
         now, rows = _Open(begin=cursor), rows_before
         limit = slice_.limit_rows
         for segment, block in self._stream(slice_, cursor):
@@ -132,20 +131,18 @@ class WindowReader:
             for i in judged.order:
                 if limit is not None and rows >= limit:
                     break
-                if full_at is not None:
-                    self._settle(now, judged)
-                    yield self._close(key, now, full_at, last=False)
-                    key = WindowKey(generation=key.generation, slice=key.slice, window=key.window + 1)
-                    now, full_at = _Open(begin=full_at), None
-                rows += self._add(now, judged, block, i)
                 if self._is_full(now):
-                    following = int(block.positions[i + 1]) if i + 1 < len(block.positions) else block.next_position
-                    full_at = Cursor(segment=segment, position=following)
+                    # The next row's own place: where its block begins depends on where the reading began.
+                    end = Cursor(segment=segment, position=int(block.positions[i]))
+                    self._settle(now, judged)
+                    yield self._close(key, now, end, last=False)
+                    key = WindowKey(generation=key.generation, slice=key.slice, window=key.window + 1)
+                    now = _Open(begin=end)
+                rows += self._add(now, judged, block, i)
             self._settle(now, judged)
             if limit is not None and rows >= limit:
                 break
-        end = full_at or Cursor(segment=len(slice_.segments), position=0)
-        yield self._close(key, now, end, last=True)
+        yield self._close(key, now, Cursor(segment=len(slice_.segments), position=0), last=True)
 
     def _stream(self, slice_: Slice, cursor: Cursor) -> Iterator[tuple[int, RowBlock]]:
         for number in range(cursor.segment, len(slice_.segments)):

@@ -173,7 +173,7 @@ def chunked(window: int, ids: Sequence[str]) -> WindowOutput:
     row = np.repeat(np.arange(len(ids)), units)
     chunk = np.concatenate([np.arange(n, dtype=np.int32) for n in units.tolist()])
     positions = np.array([0, 1, 5, 9], dtype=np.int64)[: len(ids)]
-    return _output(window, [ids[i] for i in row.tolist()], positions, KEPT.take(pa.array(row)), chunk)
+    return _output(window, [ids[i] for i in row.tolist()], positions, KEPT.take(pa.array(row, pa.int64())), chunk)
 
 
 def _output(

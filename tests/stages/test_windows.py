@@ -176,6 +176,15 @@ def test_any_committed_subset_leaves_exactly_the_others(
     assert [plain(w) for w in rest] == [plain(w) for w in whole if w.key.window not in done]
 
 
+def test_where_a_block_ends_does_not_show_in_a_window() -> None:
+    rows = [Row(text="x", id="1", ok=True, error=None, gap=1)] * 12
+    slice_ = Slice(index=0, segments=(Segment(file=0),))
+    reader, slice_, _ = _reader(Corpus(files=[rows], cuts=[], block_rows=3), slice_, JobSpec(window_rows=2))
+    whole = list(reader.windows(slice_, {}))
+    rest = list(reader.windows(slice_, {0: record(whole[0])}))
+    assert [plain(w) for w in rest] == [plain(w) for w in whole[1:]]
+
+
 @settings(deadline=None)
 @given(found=readers())
 def test_every_row_is_in_the_books_once(found: tuple[WindowReader, Slice, Corpus]) -> None:
