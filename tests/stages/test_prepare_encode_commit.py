@@ -2,125 +2,29 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from embedctl.encoders.fake import FakeEncoder
-from embedctl.errors import GuardRefused, OutOfDeviceMemory
+from embedctl.errors import GuardRefused
 from embedctl.ledger import dead
 from embedctl.ledger.segments import Ledger
 from embedctl.plan import Plan
-from embedctl.records import Batch, Cursor, FileBooks, Tokenized, Window, WindowKey, WindowOutput
+from embedctl.records import FileBooks, WindowOutput
 from embedctl.sinks.memory import MemorySink
 from embedctl.spec import JobSpec
 from embedctl.stages.commit import Committer, VectorRules, assemble
-from embedctl.stages.encode import Encoded, Engine, finish, start
-from embedctl.stages.prepare import Prepared, TextRules, prepare, repack
+from embedctl.stages.prepare import TextRules, prepare, repack
 from embedctl.storage import LocalStorage
 from embedctl.testing.plans import hand_plan
 from embedctl.text.chunk import pool_chunks
 from embedctl.tokens.fake import FakeTokenizer
-from embedctl.tokens.pack import make_batches, split_batch, unique_texts
+from tests.stages.hand import KEY, HandEncoder, by_bars, encode, text_rules, vector_of, window
 
-KEY = WindowKey(generation=1, slice=0, window=0)
-WORD = FakeTokenizer.id_of
 PLAIN = VectorRules(store=lambda vectors: (vectors, {}), pool=None)
-
-
-class HandEncoder:
-    """Vector of a sequence: its token sum, its length and ones; odd where told. Remembers what it was asked."""
-
-    deterministic, lanes, padded, dim = True, 1, False, 4
-
-    def __init__(self, *, nan: str = "", always_nan: str = "", zero: str = "", oom_over: int | None = None) -> None:
-        self._nan, self._always_nan, self._zero = (WORD(w) if w else -1 for w in (nan, always_nan, zero))
-        self._oom_over = oom_over
-        self.sizes: list[int] = []
-        self.seen: list[tuple[int, ...]] = []
-        self.again: list[tuple[int, ...]] = []
-
-    def encode(self, batch: Batch) -> np.ndarray:
-        self.sizes.append(batch.num_tokens)
-        if self._oom_over is not None and batch.num_tokens > self._oom_over:
-            raise OutOfDeviceMemory("full")
-        self.seen += [tuple(s.tolist()) for s in sequences(batch)]
-        return np.stack([self._vector(s, half=True) for s in sequences(batch)])
-
-    def encode_float32(self, batch: Batch) -> np.ndarray:
-        self.again += [tuple(s.tolist()) for s in sequences(batch)]
-        return np.stack([self._vector(s, half=False) for s in sequences(batch)])
-
-    def _vector(self, ids: np.ndarray, *, half: bool) -> np.ndarray:
-        if self._zero in ids:
-            return np.zeros(4, np.float32)
-        if self._always_nan in ids or (half and self._nan in ids):
-            return np.array([1, np.inf, np.nan, 1], np.float32)
-        return np.array([ids.sum(), len(ids), 1, 1], np.float32)
-
-    def describe(self) -> dict[str, str]:
-        return {}
-
-    def close(self) -> None:
-        pass
-
-
-def sequences(batch: Batch) -> list[np.ndarray]:
-    return np.split(batch.input_ids_T, batch.cu_seqlens[1:-1])
-
-
-def vector_of(text: str) -> list[float]:
-    ids = FakeTokenizer()([text]).ids_T
-    return [float(ids.sum()), float(len(ids)), 1.0, 1.0]
-
-
-def window(texts: Sequence[str]) -> Window:
-    n = len(texts)
-    return Window(
-        key=KEY,
-        begin=Cursor(segment=0, position=0),
-        end=Cursor(segment=1, position=0),
-        last=True,
-        files=np.zeros(n, dtype=np.int32),
-        positions=np.arange(n, dtype=np.int64),
-        ids=[f"row {i}" for i in range(n)],
-        texts=texts,
-        kept=pa.table({"n": pa.array(range(n), pa.int64())}),
-        dead=(),
-        books=(FileBooks(file=0, read=n, written=n, skipped=0, duplicates=0, dead=0),),
-    )
-
-
-def by_bars(text: str) -> list[tuple[int, int]]:
-    """Chunks stand between bars."""
-    return [m.span() for m in re.finditer(r"[^|]+", text)]
-
-
-def text_rules(
-    *,
-    chunk: Callable[[str], list[tuple[int, int]]] | None = None,
-    tokenize: Callable[[Sequence[str]], Tokenized] | None = None,
-    on_overlong: str = "truncate",
-) -> TextRules:
-    return TextRules(
-        tokenize=tokenize or FakeTokenizer(),
-        unique=unique_texts,
-        pack=lambda tokenized, budget: list(make_batches(tokenized, budget)),
-        chunk=chunk,
-        on_overlong=on_overlong,
-        overlong=by_bars if on_overlong == "chunk" else None,
-    )
-
-
-def encode(prepared: Prepared, encoder: HandEncoder | FakeEncoder) -> Encoded:
-    with ThreadPoolExecutor(1) as pool:
-        engine = Engine(encoder=encoder, split=split_batch, padded=lambda b: b.num_tokens, pool=pool)
-        return finish(start(prepared, engine), engine, lambda batch: None, KEY)
 
 
 def embed(
@@ -262,10 +166,12 @@ def test_a_vector_that_cannot_be_stored_kills_its_whole_row() -> None:
         return vectors, dict.fromkeys(np.flatnonzero(vectors[:, 1] > 4).tolist(), "too large")
 
     rules = text_rules(chunk=by_bars)
-    texts = ["a|b", "c|d e f|g", "h"]
-    out = embed(texts, HandEncoder(), rules=rules, plan=CHUNKED, vectors=VectorRules(store=store, pool=None))
+    texts = ["a|b", "c|d e f|g", "h", "i|bad"]
+    out = embed(
+        texts, HandEncoder(always_nan="bad"), rules=rules, plan=CHUNKED, vectors=VectorRules(store=store, pool=None)
+    )
     assert (lived(out), out.record.units) == (["row 0", "row 2"], 3)
-    assert [(d.id, d.reason) for d in out.dead] == [("row 1", "too large")]
+    assert [(d.id, d.reason) for d in out.dead] == [("row 1", "too large"), ("row 3", "the vector has NaN or Inf")]
 
 
 @pytest.fixture
