@@ -10,6 +10,8 @@ import pytest
 pytest.importorskip("sentence_transformers")
 torch = pytest.importorskip("torch")
 
+from embedctl.encoders import native
+from embedctl.encoders.fused_bert import MODEL_TYPES
 from embedctl.encoders.open import open_encoder
 from embedctl.models.load import find_model
 from tests.parity import families
@@ -20,15 +22,18 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("family", sorted(families.FAMILIES))
-def test_family_equals_the_reference(family: str, tmp_path: Path) -> None:
+WAYS = [*((family, False) for family in sorted(families.FAMILIES)), *((family, None) for family in sorted(MODEL_TYPES))]
+"""Every family without our kernels, and those that have them as they run by default."""
+
+
+@pytest.mark.parametrize(("family", "compiled"), WAYS)
+def test_family_equals_the_reference(family: str, compiled: bool | None, tmp_path: Path) -> None:
     folder = families.save_folder(family, tmp_path / family)
-    encoder = open_encoder(find_model(str(folder)), dtype="float32", device="cpu", threads=1)
+    encoder = open_encoder(find_model(str(folder)), dtype="float32", device="cpu", threads=1, compile=compiled)
     sequences = families.tokens_of(families.TEXTS)
     together = families.encode(encoder, sequences)
-    assert encoder.describe()["engine"] == ("torch_varlen" if family in families.PACKED else "padded"), (
-        encoder.describe()
-    )
+    packed = "torch_varlen" if compiled is False or native.load()[0] is None else "fused_bert"
+    assert encoder.describe()["engine"] == (packed if family in families.PACKED else "padded"), encoder.describe()
     families.assert_close(together, families.one_by_one(encoder, sequences))
     families.assert_close(together, families.reference(folder, sequences))
     equal = [s for s in sequences if len(s) == len(sequences[-1])] * 3
