@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -161,3 +162,16 @@ def test_no_rows_still_give_a_part_with_the_schema(tmp_path: Path) -> None:
     tables = [pq.read_table(p) for p in out.glob("*.parquet")]
     assert [t.num_rows for t in tables] == [0]
     assert "embedding" in tables[0].column_names
+
+
+def test_a_deleted_ledger_is_rebuilt_from_the_parts(tmp_path: Path) -> None:
+    arguments = ["embed", str(write_corpus("parquet", tmp_path / "in")), *SMALL, "--to", str(tmp_path / "out")]
+    first = run([*arguments, "--json"])
+    assert first.returncode == 3
+    before = parts(tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / ".embedctl" / "ledger")
+    again = run([*arguments, "--json"])
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["rows"] == json.loads(first.stdout)["rows"]
+    assert json.loads(again.stdout)["run_tokens"] == 0
+    assert parts(tmp_path / "out") == before
