@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from embedctl.codec import dead_from_json
 from embedctl.errors import BooksError, GuardRefused
 from embedctl.events import Rows
 from embedctl.job.duplicates import Loser, find
@@ -180,8 +181,7 @@ def _drop(
         ]
         uris = {f.uri: f.index for f in plan.files}
         earlier = [
-            DeadRow(file=uris[o["file"]], position=o["position"], id=o["id"], reason=o["reason"], raw=o.get("raw"))
-            for _, o in dead.letters(storage, [(record.key, 0)])
+            dead_from_json(letter, uris[letter["file"]]) for _, letter in dead.letters(storage, [(record.key, 0)])
         ]
         both = sorted((*earlier, *letters), key=lambda d: (d.file, d.position))
         dead.put(storage, record.key, both, plan.files, revision=changed.revision)

@@ -115,7 +115,7 @@ def _find_or_make(
         plan = found
     first = plans.load(storage, 1) or plan
     plans.check(first, spec, storage.uri)
-    if not ending.is_finalised(plan, Ledger(storage).contents) and plan.generation > 1:
+    if plan.generation > 1 and not ending.is_finalised(plan, Ledger(storage).contents):
         raise PlanMismatch(
             f"{storage.uri}: a retry was begun and not finished", hint=f"finish it with: embedctl retry {storage.uri}"
         )

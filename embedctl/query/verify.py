@@ -50,11 +50,9 @@ def verify(destination: str, *, sample: int = 64, state: str | None = None, list
         return report(storage, checks + of_store(plan, storage, sink, ending.live_records(contents)))
     sink.prepare(plan)
     records = [r for r in ending.live_records(contents) if r.part]
-    checks += [
-        _parts(sink, records),
-        books(plan, storage, sink),
-    ]
-    if all(c.ok for c in checks[1:2]):
+    parts = _parts(sink, records)
+    checks += [parts, books(plan, storage, sink)]
+    if parts.ok:
         listener.note(f"reading {len(records)} parts")
         checks += [
             ids(plan, storage, sink, records),

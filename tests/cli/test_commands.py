@@ -18,26 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedctl.cli import inventory
-from embedctl.cli.app import main
 
 SUMMARY_KEYS = [
     "version", "status", "exit_code", "destination", "recipe", "rows",
     "units", "tokens", "truncated", "padding", "seconds",
 ]  # fmt: skip
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch, capsys):
-    """Like `embedctl`, from the same empty folder, in this process."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
-        capsys.readouterr()
-        code = main([str(arg) for arg in args])
-        said = capsys.readouterr()
-        return subprocess.CompletedProcess(args, code, said.out, said.err)
-
-    return run
 
 
 @pytest.fixture

@@ -8,28 +8,12 @@ import pty
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embedctl.cli.app import main
 from embedctl.cli.words import MOST_CELL, hit_cells, hit_columns
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch, capsys):
-    """Run a command in this process, from an empty folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
-        capsys.readouterr()
-        code = main([str(arg) for arg in args])
-        said = capsys.readouterr()
-        return subprocess.CompletedProcess(args, code, said.out, said.err)
-
-    return run
 
 
 @pytest.fixture

@@ -175,3 +175,16 @@ def test_a_deleted_ledger_is_rebuilt_from_the_parts(tmp_path: Path) -> None:
     assert json.loads(again.stdout)["rows"] == json.loads(first.stdout)["rows"]
     assert json.loads(again.stdout)["run_tokens"] == 0
     assert parts(tmp_path / "out") == before
+
+
+def test_duplicates_across_windows_become_dead_letters_beside_the_earlier_ones(tmp_path: Path) -> None:
+    """r0 to r4 stand again as rows 594 to 598, many windows later, in the window where row 587 is null."""
+    out = tmp_path / "out"
+    corpus = write_corpus("parquet", tmp_path / "in")
+    done = run(["embed", str(corpus), *SMALL, "--on-duplicate", "dead-letter", "--to", str(out), "--json"])
+    assert done.returncode == 3, done.stderr
+    assert json.loads(done.stdout)["rows"]["dead"] == 7 + 5
+    letters = [json.loads(line) for line in (out / ".embedctl" / "dead_letters.jsonl").read_text().splitlines()]
+    assert [row["position"] for row in letters[-6:]] == [587, 594, 595, 596, 597, 598]
+    assert [row["reason"] for row in letters[-6:]] == ["text is null", *(f"duplicate id 'r{i}'" for i in range(5))]
+    assert json.loads(run(["verify", str(out), "--json"]).stdout)["ok"] is True
