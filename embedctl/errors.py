@@ -20,11 +20,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 EXIT_OK = 0
 EXIT_NEW_DEAD = 3
 RESUMABLE = frozenset({5, 7, 9, 10, 130, 143})
+STOPPED = frozenset({130, 143})
+"""By whoever watches, who wants nothing more to be done."""
+EXIT_CODES: dict[int, str] = {
+    0: "done",
+    1: "internal error",
+    2: "usage or configuration",
+    3: "done, with new dead letters",
+    4: "source missing, unreadable or changed",
+    5: "sink failed: disk full, refused",
+    6: "plan, recipe or replay mismatch",
+    7: "another run holds the destination",
+    8: "a guard refused: `--max-dead`, deletes, minimum rows",
+    9: "limit reached, more to do",
+    10: "encoder or endpoint failed",
+    11: "verify or the books failed",
+    130: "interrupted by SIGINT",
+    143: "interrupted by SIGTERM",
+}
+"""Every code a command ends with, and no other; they do not change."""
+SEVERITY = (0, 9, 3, 7, 8, 4, 5, 10, 6, 2, 11, 1, 130, 143)
+"""From good to bad, for several jobs in one command: what heals by itself comes before what a person must mend."""
+
+
+def worst(codes: Iterable[int]) -> int:
+    """The gravest of these exit codes; 0 where there is none."""
+    return max(codes, key=lambda code: SEVERITY.index(code) if code in SEVERITY else len(SEVERITY), default=EXIT_OK)
 
 
 class EmbedctlError(Exception):

@@ -7,7 +7,7 @@ Four threads, three bounded channels, one direction. No stage waits for the whol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from embedctl.records import Batch, DeadRow, Slice, Window, WindowKey, WindowRecord
@@ -22,14 +22,14 @@ WindowsOf = Callable[[Slice, Mapping[int, WindowRecord]], Iterator[Window]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """All that a run of slices needs. budget: tokens a batch for a window, as the ledger's amendments have it.
-    channel_bytes: what may wait between two stages."""
+    """All that a run of slices needs. engines: one a model. budgets: tokens a batch for a window and each of them, as
+    the ledger's amendments have it. channel_bytes: what may wait between two stages."""
 
     windows: WindowsOf
     text: TextRules
-    engine: encoding.Engine
+    engines: Sequence[encoding.Engine]
     committer: Committer
-    budget: Callable[[WindowKey], int]
+    budgets: Callable[[WindowKey], Sequence[int]]
     halt: Halt
     meter: Meter
     channel_bytes: int
@@ -56,20 +56,20 @@ def run(worker: Worker, slices: Iterable[tuple[Slice, Mapping[int, WindowRecord]
     def tokenize() -> None:
         for window in windows:
             with meter.busy("tokenize"):
-                ready = prepare(window, worker.text, worker.budget(window.key))
-            prepared.put(ready, ready.units.tokenized.ids_T.nbytes + window.text_bytes)
+                ready = prepare(window, worker.text, worker.budgets(window.key))
+            prepared.put(ready, ready.nbytes)
         prepared.close()
 
     def tick(batch: Batch) -> None:
         halt.check()
         worker.on_batch(batch)
 
-    def finish(started: encoding.Started, last: WindowKey) -> int:
-        """Pass the window on; the budget that later windows should use."""
+    def finish(started: encoding.Started, last: WindowKey) -> Sequence[int]:
+        """Pass the window on; the budgets that later windows should use."""
         with meter.busy("encode"):
-            done = encoding.finish(started, worker.engine, tick, last)
-        encoded.put(done, done.vectors.nbytes)
-        return done.budget
+            done = encoding.finish(started, worker.engines, tick, last)
+        encoded.put(done, done.nbytes)
+        return done.budgets
 
     def commit() -> None:
         for window in encoded:
@@ -78,22 +78,24 @@ def run(worker: Worker, slices: Iterable[tuple[Slice, Mapping[int, WindowRecord]
             worker.on_commit(record, dead)
 
     with stage("read", halt, read), stage("tokenize", halt, tokenize), stage("write", halt, commit, 3.0):
-        budget: int | None = None
+        budgets: Sequence[int] | None = None
         running: encoding.Started | None = None  # lanes go on with the next window before this one is finished
         for ready in prepared:
-            if budget is not None and budget < ready.batch_tokens:
-                ready = repack(ready, worker.text, budget)
-            started = encoding.start(ready, worker.engine)
+            planned = [feed.batch_tokens for feed in ready.feeds]
+            if budgets is not None and (fitting := _smaller(budgets, planned)) != planned:
+                ready = repack(ready, worker.text, fitting)
+            started = encoding.start(ready, worker.engines)
             if running is not None:
-                budget = _smaller(budget, finish(running, ready.window.key))
+                budgets = _smaller(budgets, finish(running, ready.window.key))
             running = started
             if not prepared.has_item():
-                budget = _smaller(budget, finish(running, ready.window.key))
+                budgets = _smaller(budgets, finish(running, ready.window.key))
                 running = None
         if running is not None:
             finish(running, running.prepared.window.key)
         encoded.close()
 
 
-def _smaller(one: int | None, other: int) -> int:
-    return other if one is None else min(one, other)
+def _smaller(one: Sequence[int] | None, other: Sequence[int]) -> list[int]:
+    """The smaller budget for each encoder."""
+    return list(other) if one is None else list(map(min, one, other))

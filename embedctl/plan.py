@@ -18,29 +18,57 @@ import pyarrow as pa
 
 from embedctl import __version__
 from embedctl.errors import PlanMismatch
+from embedctl.outputs import SINGLE, OutputSpec
 from embedctl.records import Segment, Slice, SourceFile
-from embedctl.spec import JobSpec, flag
+from embedctl.spec import DEFAULT_MODEL, JobSpec, flag
 from embedctl.storage import STATE, Storage
 
-FORMAT = 1
+FORMAT = 2
 _FREE = frozenset({"device", "memory"})
 """Tuning that may differ on a resume without touching a byte of the output's meaning: where and in how much memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One model's way over the corpus.
+
+    asked: what `--model` said, its name taken off. model: the card that readers of the vectors get. resolved: what this
+    model's settings became. outputs: what it writes, by the encoder's kind.
+    """
+
+    asked: str
+    model: Mapping[str, Any]
+    resolved: Mapping[str, Any]
+    outputs: tuple[OutputSpec, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "asked": self.asked,
+            "model": dict(self.model),
+            "resolved": dict(self.resolved),
+            "outputs": [o.to_json() for o in self.outputs],
+        }
+
+    @classmethod
+    def from_json(cls, obj: Mapping[str, Any]) -> Pass:
+        outputs = tuple(map(OutputSpec.from_json, obj["outputs"]))
+        return cls(asked=obj["asked"], model=obj["model"], resolved=obj["resolved"], outputs=outputs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """See DESIGN words: plan. `spec` holds the fields of kind rows, recipe and tuning as asked; `resolved` what they
-    became. `job` names the first generation's plan in every part's footer. `schema` is what readers deliver.
-    `int8_ranges` is (2, C) as nested lists, or None. `targets`: the (slice, window) places a retry
-    goes over, None for a first generation."""
+    """See DESIGN words: plan. `spec` holds the fields of kind rows, recipe and tuning as asked; `passes` what became of
+    them for each model. `job` names the first generation's plan in every part's footer. `schema` is what readers
+    deliver. `int8_ranges`: by output, (2, C) as nested lists. `targets`: the (slice, window) places a retry
+    goes over, None for a first generation. `changes`: the generation whose list of changed rows the slices are cut
+    from; None where they are cut from the files."""
 
     generation: int
     job: str
     recipe: str
     snapshot: str
     spec: Mapping[str, Any]
-    resolved: Mapping[str, Any]
-    model: Mapping[str, Any]
+    passes: tuple[Pass, ...]
     schema: pa.Schema
     id_column: str | None
     text_columns: tuple[str, ...]
@@ -48,8 +76,9 @@ class Plan:
     inputs: tuple[str, ...]
     files: tuple[SourceFile, ...]
     slices: tuple[Slice, ...]
-    int8_ranges: Sequence[Sequence[float]] | None = None
+    int8_ranges: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
     targets: tuple[tuple[int, int], ...] | None = None
+    changes: int | None = None
     libraries: Mapping[str, str] = field(default_factory=dict)
     version: str = __version__
 
@@ -63,8 +92,7 @@ class Plan:
             "recipe": self.recipe,
             "snapshot": self.snapshot,
             "spec": dict(self.spec),
-            "resolved": dict(self.resolved),
-            "model": dict(self.model),
+            "passes": [p.to_json() for p in self.passes],
             "schema": base64.b64encode(self.schema.serialize().to_pybytes()).decode(),
             "id_column": self.id_column,
             "text_columns": list(self.text_columns),
@@ -72,14 +100,17 @@ class Plan:
             "inputs": list(self.inputs),
             "files": [[f.uri, f.path, f.format, f.compression, f.size_bytes, f.version] for f in self.files],
             "slices": [[[[s.file, s.begin, s.end] for s in sl.segments], sl.limit_rows] for sl in self.slices],
-            "int8_ranges": self.int8_ranges,
+            "int8_ranges": dict(self.int8_ranges),
             "targets": None if self.targets is None else [list(t) for t in self.targets],
+            "changes": self.changes,
             "libraries": dict(self.libraries),
         }
 
     @classmethod
     def from_json(cls, obj: Mapping[str, Any]) -> Plan:
         """:raises PlanMismatch: written by a newer embedctl in a format this one does not know."""
+        if obj["format"] == 1:
+            obj = _from_format_1(obj)
         if obj["format"] != FORMAT:
             raise PlanMismatch(
                 f"the plan has format {obj['format']}, this embedctl reads {FORMAT} (it was made by {obj['embedctl']})",
@@ -91,8 +122,7 @@ class Plan:
             recipe=obj["recipe"],
             snapshot=obj["snapshot"],
             spec=obj["spec"],
-            resolved=obj["resolved"],
-            model=obj["model"],
+            passes=tuple(map(Pass.from_json, obj["passes"])),
             schema=pa.ipc.read_schema(pa.py_buffer(base64.b64decode(obj["schema"]))),
             id_column=obj["id_column"],
             text_columns=tuple(obj["text_columns"]),
@@ -108,6 +138,7 @@ class Plan:
             ),
             int8_ranges=obj["int8_ranges"],
             targets=None if obj["targets"] is None else tuple((s, w) for s, w in obj["targets"]),
+            changes=obj.get("changes"),
             libraries=obj["libraries"],
             version=obj["embedctl"],
         )
@@ -117,9 +148,33 @@ class Plan:
         return {k: tuple(v) if isinstance(v, list) else v for k, v in self.spec.items()}
 
     @property
+    def outputs(self) -> tuple[OutputSpec, ...]:
+        """What every unit gets, in the order of its columns."""
+        return tuple(output for one in self.passes for output in one.outputs)
+
+    @property
+    def model(self) -> Mapping[str, Any]:
+        """The first model's card."""
+        return self.passes[0].model
+
+    @property
+    def resolved(self) -> Mapping[str, Any]:
+        """What the settings became for the first model; those that concern the whole job are the same for all."""
+        return self.passes[0].resolved
+
+    def with_resolved(self, changes: Mapping[str, Any]) -> Plan:
+        """The same plan with other settings for all models."""
+        return replace(self, passes=tuple(replace(p, resolved={**p.resolved, **changes}) for p in self.passes))
+
+    @property
     def is_stream(self) -> bool:
         """Whether the source is standard input, which cannot be read twice."""
         return any(f.path == "-" for f in self.files)
+
+    @property
+    def is_sync(self) -> bool:
+        """Whether this generation goes over a list of changed rows, which holds them, and not over the files."""
+        return self.changes == self.generation
 
     @property
     def chunked(self) -> bool:
@@ -132,11 +187,20 @@ class Plan:
         return replace(self, files=tuple(files))
 
 
-def recipe_of(spec: JobSpec, model_fingerprint: str, resolved: Mapping[str, Any]) -> str:
-    """Hash of what makes the numbers. `resolved` must hold dtype, prompt, max_length, dim and text rule as decided."""
-    made_of = {**spec.of_kind("recipe"), **{k: resolved[k] for k in sorted(resolved)}, "weights": model_fingerprint}
-    made_of.pop("model"), made_of.pop("revision")
+_DECIDED = ("model", "revision", "prompt", "prompt_name", "max_length", "dim", "dtype", "output", "vector_type")
+"""Fields of the recipe that count as what they became, in the passes."""
+
+
+def recipe_of(spec: JobSpec, text_columns: Sequence[str], passes: Sequence[Pass]) -> str:
+    """Hash of what makes the numbers: the text rule, and of each model its contents, settings and outputs."""
+    made_of = {k: v for k, v in spec.of_kind("recipe").items() if k not in _DECIDED}
+    made_of |= {"text": list(text_columns), "passes": [_numbers_of(p) for p in passes]}
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+
+
+def _numbers_of(one: Pass) -> dict[str, Any]:
+    resolved = {k: one.resolved[k] for k in ("dtype", "prompt", "max_length", "dim")}
+    return {**resolved, "weights": one.model["fingerprint"], "outputs": [o.to_json() for o in one.outputs]}
 
 
 def job_of(recipe: str, snapshot: str, spec: JobSpec) -> str:
@@ -176,6 +240,8 @@ def contradictions(plan: Plan, spec: JobSpec) -> list[str]:
     found = []
     for name, asked in spec.of_kind("rows", "recipe", "tuning").items():
         planned = plan.spec.get(name, default[name])  # an older embedctl did not know every field
+        if name == "model" and _models(asked) == _models(planned):
+            continue
         if name in _FREE or asked == planned or (asked == default[name] and _is_tuning(name)):
             continue
         if _is_tuning(name) and asked == plan.resolved.get(name):
@@ -192,6 +258,27 @@ def check(plan: Plan, spec: JobSpec, destination: str) -> None:
             f"{destination} was planned with other settings: " + "; ".join(found),
             hint="repeat the flags it was started with, or choose another destination with --to",
         )
+
+
+def _models(asked: Any) -> list[Any]:
+    """No `--model` at all is the default one."""
+    return list(asked) or [DEFAULT_MODEL]
+
+
+def _from_format_1(obj: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan of one model, as embedctl before 0.2 wrote it."""
+    model, spec, ranges = obj["model"], obj["spec"], obj["int8_ranges"]
+    output = OutputSpec(
+        name=SINGLE, kind="dense", dim=model["dim"], vector_type=spec["vector_type"], similarity=model["similarity"]
+    )
+    one = Pass(asked=spec["model"], model=model, resolved=obj["resolved"], outputs=(output,))
+    return {
+        **obj,
+        "format": FORMAT,
+        "spec": {**spec, "model": [spec["model"]], "output": []},
+        "passes": [one.to_json()],
+        "int8_ranges": {} if ranges is None else {SINGLE: ranges},
+    }
 
 
 def _is_tuning(name: str) -> bool:

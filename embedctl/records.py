@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from embedctl.outputs import Outputs
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
@@ -93,12 +95,14 @@ class Tokenized:
     """Token ids of n texts, end to end, special tokens included, already cut to the model's length.
 
     ids_T: int32 (T,). offsets: int64 (n + 1,), text i holds ids_T[offsets[i]:offsets[i + 1]].
-    truncated: bool (n,), true where tokens were cut off.
+    truncated: bool (n,), true where tokens were cut off. types_T: uint8 (T,), which of two texts a token is of, where
+    the model takes that.
     """
 
     ids_T: np.ndarray
     offsets: np.ndarray
     truncated: np.ndarray
+    types_T: np.ndarray | None = None
 
     @property
     def lengths(self) -> np.ndarray:
@@ -180,7 +184,7 @@ class Window:
     """Consecutive rows of one slice, texts made, nothing encoded yet.
 
     Per live row, in input order: files int32 (n,), positions int64 (n,), ids, texts; `kept` has n rows.
-    `books` counts all rows read, live ones as written until a later stage says otherwise.
+    `books` counts all rows read, live ones as written until a later stage says otherwise. hashes: see `WindowOutput`.
     """
 
     key: WindowKey
@@ -196,6 +200,7 @@ class Window:
     books: tuple[FileBooks, ...]
     replay: str | None = None
     raw: Sequence[bytes] | None = None
+    hashes: np.ndarray | None = None
 
     @property
     def text_bytes(self) -> int:
@@ -224,14 +229,15 @@ class Units:
 class WindowOutput:
     """A window ready for the sink: only live rows, units in input order.
 
-    ids: per unit. positions: int64, per live row, or None where ids tell them. vectors: (u, C') in the
-    stored vector type. kept: u rows. chunk columns are None without chunking.
+    ids: per unit. positions: int64, per live row, or None where ids tell them. outputs: by name, in the plan's order, u
+    values each, as they are stored. kept: u rows. chunk columns are None without chunking. hashes: uint64
+    (live rows, 2), of the text and of the kept columns, or None where rows have no id of their own.
     """
 
     record: WindowRecord
     ids: Sequence[str]
     positions: np.ndarray | None
-    vectors: np.ndarray
+    outputs: Outputs
     kept: pa.Table
     token_count: np.ndarray
     truncated: np.ndarray
@@ -239,3 +245,4 @@ class WindowOutput:
     char_start: np.ndarray | None
     char_end: np.ndarray | None
     dead: tuple[DeadRow, ...]
+    hashes: np.ndarray | None = None

@@ -34,6 +34,19 @@ _BUILT_IN: dict[str, dict[str, str]] = {
         "qdrant+http": "embedctl.sinks.qdrant_server:open_server",
         "qdrant+https": "embedctl.sinks.qdrant_server:open_server",
         "qdrant-edge": "embedctl.sinks.qdrant_edge:open_edge",
+        "milvus": "embedctl.sinks.milvus:open_milvus",
+        "milvus+https": "embedctl.sinks.milvus:open_milvus",
+        "milvus-lite": "embedctl.sinks.milvus:open_lite",
+        "elasticsearch": "embedctl.sinks.elastic:open_elastic",
+        "elasticsearch+https": "embedctl.sinks.elastic:open_elastic",
+        "opensearch": "embedctl.sinks.elastic:open_elastic",
+        "opensearch+https": "embedctl.sinks.elastic:open_elastic",
+    },
+    "aliases": {
+        "qdrant": "embedctl.sinks.qdrant_alias:Aliases",
+        "qdrant+http": "embedctl.sinks.qdrant_alias:Aliases",
+        "qdrant+https": "embedctl.sinks.qdrant_alias:Aliases",
+        "qdrant-edge": "embedctl.sinks.edge_alias:FolderAliases",
     },
 }
 

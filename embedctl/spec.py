@@ -28,6 +28,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 POOLINGS = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 DISTANCES = ("cosine", "dot", "euclidean", "manhattan")
 QUANTIZATIONS = ("scalar", "binary", "product")
+OUTPUTS = ("dense", "sparse", "multivector")
+LOG_FORMATS = ("text", "json")
 FORMATS = ("parquet", "jsonl", "csv", "tsv", "arrow", "text")
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
@@ -49,6 +51,7 @@ class JobSpec:
     text_template: str | None = _opt("recipe", None)
     id_column: str | None = _opt("rows", None)
     keep: tuple[str, ...] = _opt("rows", ())
+    vector_column: tuple[str, ...] = _opt("rows", ())
     where: str | None = _opt("rows", None)
     limit: int | None = _opt("rows", None)
     sample: float | None = _opt("rows", None)
@@ -58,7 +61,7 @@ class JobSpec:
     overlap: int = _opt("recipe", 0)
     chunk_pool: str | None = _opt("recipe", None, choices=("mean",))
 
-    model: str = _opt("recipe", DEFAULT_MODEL)
+    model: tuple[str, ...] = _opt("recipe", ())
     revision: str | None = _opt("recipe", None)
     prompt_name: str | None = _opt("recipe", None)
     prompt: str | None = _opt("recipe", None)
@@ -70,7 +73,7 @@ class JobSpec:
     trust_remote_code: bool = _opt("recipe", False)
     allow_pickle: bool = _opt("recipe", False)
 
-    output: tuple[str, ...] = _opt("recipe", ("dense",))
+    output: tuple[str, ...] = _opt("recipe", ())
     vector_type: str = _opt("recipe", "float32", choices=VECTOR_TYPES)
     token_count: bool = _opt("rows", False)
     truncated: bool = _opt("rows", False)
@@ -95,10 +98,17 @@ class JobSpec:
     quantization: str | None = _opt("run", None, choices=QUANTIZATIONS)
     index_field: tuple[str, ...] = _opt("run", ())
     max_points_per_s: int | None = _opt("run", None)
+    swap_alias: str | None = _opt("run", None)
+    keep_old: int = _opt("run", 1)
     num_shards: int = _opt("run", 1)
     shard_index: int = _opt("run", 0)
     workers: int | None = _opt("run", None)
     offline: bool = _opt("run", False)
+    log_format: str | None = _opt("run", None, choices=LOG_FORMATS)
+    log_file: str | None = _opt("run", None)
+    metrics_textfile: str | None = _opt("run", None)
+    notify_url: str | None = _opt("run", None)
+    notify_on: str = _opt("run", "always", choices=("always", "failure"))
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -124,6 +134,11 @@ class JobSpec:
         kind, _, size = self.chunk.partition(":")
         return kind, int(size)
 
+    @property
+    def models(self) -> tuple[tuple[str | None, str], ...]:
+        """(name or None, folder or known name) of each model, the default where none was given."""
+        return tuple(_named(text) for text in self.model or (DEFAULT_MODEL,))
+
     def dead_limit(self) -> tuple[int | None, float | None]:
         """(rows, None) for `N`, (None, fraction) for `P%`, (None, None) without a limit."""
         if self.max_dead is None:
@@ -146,7 +161,7 @@ def _check_numbers(spec: JobSpec) -> None:
     at_least = {
         "limit": 1, "overlap": 0, "max_length": 1, "dim": 1, "batch_tokens": 1, "threads": 1, "memory": 1 << 20,
         "window_rows": 1, "window_bytes": 1, "slice_bytes": 1, "num_shards": 1, "shard_index": 0, "workers": 1,
-        "max_points_per_s": 1,
+        "max_points_per_s": 1, "keep_old": 0,
     }  # fmt: skip
     for name, low in at_least.items():
         value = getattr(spec, name)
@@ -179,21 +194,57 @@ def _check_pairs(spec: JobSpec) -> None:
         raise UsageError("--overlap and --chunk-pool need --chunk", hint="--chunk tokens:400")
     if spec.chunk_rule and spec.overlap >= spec.chunk_rule[1]:
         raise UsageError(f"--overlap: {spec.overlap} must be smaller than the chunk of {spec.chunk_rule[1]} tokens")
-    if spec.output != ("dense",):
-        raise UsageError(f"--output: {','.join(spec.output)} is not one this version can write", hint="--output dense")
+    if spec.notify_url is not None and not spec.notify_url.startswith(("http://", "https://")):
+        raise UsageError("--notify-url: not an http:// or https:// address", hint="--notify-url https://host/hook")
+    _check_models(spec)
+
+
+_PER_MODEL = ("revision", "prompt_name", "prompt", "pooling", "max_length", "dim", "output")
+"""Settings that mean one model; each of several has its own folder's."""
+
+
+def _check_models(spec: JobSpec) -> None:
+    for kind in spec.output:
+        if kind not in OUTPUTS:
+            near = difflib.get_close_matches(kind, OUTPUTS, n=1)
+            raise UsageError(
+                f"--output: {kind!r} is not one of {', '.join(OUTPUTS)}", hint=f"--output {near[0]}" if near else None
+            )
+    if len(set(spec.output)) < len(spec.output):
+        raise UsageError("--output: the same kind is asked for twice")
+    names = [name for name, _ in spec.models]
+    if len(names) == 1:
+        return
+    if None in names or len(set(names)) < len(names):
+        raise UsageError(
+            "--model: several models need a name each, all different", hint="--model dense=MODEL --model sparse=MODEL"
+        )
+    given = [flag(name) for name in _PER_MODEL if getattr(spec, name) not in (None, ())]
+    if given:
+        raise UsageError(f"{given[0]}: cannot be given for several models; each has its own folder's setting")
+
+
+def _named(text: str) -> tuple[str | None, str]:
+    match = re.fullmatch(r"([A-Za-z][A-Za-z0-9_-]*)=(.+)", text)
+    return (match[1], match[2]) if match else (None, text)
 
 
 def resolve(
-    flags: Mapping[str, Any], *, config: Path | None = None, environ: Mapping[str, str] | None = None
+    flags: Mapping[str, Any],
+    *,
+    config: Path | None = None,
+    base: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> JobSpec:
     """One spec from flags (None: not given), `EMBEDCTL_*` variables and a TOML file, in this order of strength.
 
+    :param base: what stands under all of them, as `from_table` gives it.
     :raises UsageError: unknown key (the nearest is named), wrong type, value out of range.
     """
     known = {f.name for f in fields(JobSpec)}
-    merged: dict[str, Any] = {}
+    merged: dict[str, Any] = dict(base or {})
     if config is not None:
-        merged |= {k: _coerce(k, v, f"{config}: {k}") for k, v in _read_toml(config, known).items()}
+        merged |= from_table(_read_toml(config), str(config))
     for key, text in (os.environ if environ is None else environ).items():
         name = key.removeprefix("EMBEDCTL_").lower()
         if key.startswith("EMBEDCTL_") and name in known:
@@ -202,21 +253,28 @@ def resolve(
     return JobSpec(**merged)
 
 
-def _read_toml(path: Path, known: set[str]) -> dict[str, Any]:
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise UsageError(f"--config: cannot read {path}: {exc.strerror}") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise UsageError(f"--config: {path} is not valid TOML: {exc}") from exc
-    out = {}
+def from_table(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Fields of a `JobSpec` from the keys of a TOML table, dashed or not, each in its own type.
+
+    :raises UsageError: unknown key (the nearest is named), wrong type; `where` says in which file and table.
+    """
+    known, out = {f.name for f in fields(JobSpec)}, {}
     for key, value in table.items():
         name = key.replace("-", "_")
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            raise UsageError(f"{path}: unknown key {key!r}", hint=f"did you mean {near[0]!r}?" if near else None)
-        out[name] = value
+            raise UsageError(f"{where}: unknown key {key!r}", hint=f"did you mean {near[0]!r}?" if near else None)
+        out[name] = _coerce(name, value, f"{where}: {name}")
     return out
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise UsageError(f"--config: cannot read {path}: {exc.strerror}") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise UsageError(f"--config: {path} is not valid TOML: {exc}") from exc
 
 
 _SIZE = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
@@ -242,9 +300,13 @@ def _coerce(name: str, value: Any, where: str) -> Any:
     """Bring a flag's, variable's or TOML value to the field's type, or say what was expected."""
     want = _field_type(name)
     try:
+        if name == "model":
+            return (value,) if isinstance(value, str) else tuple(map(str, value))
         if want is tuple:
             items = value.split(",") if isinstance(value, str) else list(value)
-            return tuple(s for item in items for s in (str(item).split(",") if name == "keep" else [str(item)]) if s)
+            return tuple(
+                s for item in items for s in (str(item).split(",") if name in ("keep", "output") else [str(item)]) if s
+            )
         if name == "sample":
             return parse_share(str(value))
         if name in _BYTES:

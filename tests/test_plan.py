@@ -12,7 +12,8 @@ import pytest
 
 from embedctl import plan as plans
 from embedctl.errors import PlanMismatch
-from embedctl.plan import Plan, check, contradictions, job_of, load, publish, recipe_of
+from embedctl.outputs import OutputSpec
+from embedctl.plan import Pass, Plan, check, contradictions, job_of, load, publish, recipe_of
 from embedctl.records import Segment, Slice
 from embedctl.spec import JobSpec, flag
 from embedctl.storage import LocalStorage
@@ -22,15 +23,15 @@ BASE: dict[str, Any] = {"chunk": "tokens:400"}
 OTHER: dict[str, Any] = {
     "format": "csv", "text_column": "b", "text_template": "{a}", "id_column": "id", "keep": ("a", "b"),
     "where": "a > 1", "limit": 5, "sample": 0.5, "on_duplicate": "fail", "chunk": "sentence:400", "overlap": 3,
-    "chunk_pool": "mean", "model": "other", "revision": "v2", "prompt_name": "query", "prompt": "q: ",
+    "chunk_pool": "mean", "model": ("other",), "revision": "v2", "prompt_name": "query", "prompt": "q: ",
     "pooling": "cls", "max_length": 17, "dim": 32, "dtype": "float32", "on_overlong": "chunk",
-    "trust_remote_code": True, "allow_pickle": True, "vector_type": "int8", "token_count": True, "truncated": True,
+    "trust_remote_code": True, "allow_pickle": True, "output": ("sparse",), "vector_type": "int8", "token_count": True, "truncated": True,
     "device": "cuda:1", "attention": "sdpa", "batch_tokens": 77, "threads": 7, "memory": 1 << 30, "compile": True,
     "window_rows": 7, "window_bytes": 7, "slice_bytes": 7,
 }  # fmt: skip
-"""Another valid value of every field that a plan holds, except `output`, of which there is one."""
+"""Another valid value of every field that a plan holds."""
 
-PLANNED = [f.name for f in fields(JobSpec) if f.metadata["kind"] in ("rows", "recipe", "tuning") and f.name != "output"]
+PLANNED = [f.name for f in fields(JobSpec) if f.metadata["kind"] in ("rows", "recipe", "tuning")]
 TUNING = [f.name for f in fields(JobSpec) if f.metadata["kind"] == "tuning"]
 
 
@@ -107,9 +108,18 @@ def full_plan() -> Plan:
             Slice(index=2, segments=()),
         ],
         resolved={"dtype": "bfloat16", "prompt": "q:\n", "max_length": None},
+        outputs=[
+            OutputSpec(name="a", kind="dense", dim=4, vector_type="int8"),
+            OutputSpec(name="b", kind="sparse", dim=30522, similarity="dot", modifier="idf"),
+            OutputSpec(name="c", kind="score", dim=2, labels=("no", "yes")),
+        ],
     )
     return replace(
-        plan, generation=3, int8_ranges=[[-0.1, 1e-38], [0.5, 3.0]], targets=((0, 1), (1, 0)), libraries={"numpy": "2"}
+        plan,
+        generation=3,
+        int8_ranges={"embedding": [[-0.1, 1e-38], [0.5, 3.0]]},
+        targets=((0, 1), (1, 0)),
+        libraries={"numpy": "2"},
     )
 
 
@@ -148,6 +158,23 @@ def test_a_newer_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
     assert caught.value.hint == "pip install --upgrade embedctl"
 
 
+def test_a_plan_of_the_first_format_is_read(tmp_path: Path) -> None:
+    """Written by 0.1: one model, one dense output, ranges of it."""
+    plan = hand_plan(JobSpec(vector_type="int8"))
+    old = {k: v for k, v in plan.to_json().items() if k != "passes"}
+    card = {**plan.model, "dim": 4}
+    ranges = [[-1.0] * 4, [1.0] * 4]
+    old |= {"format": 1, "model": card, "resolved": dict(plan.resolved), "int8_ranges": ranges}
+    old["spec"] = {**plan.spec, "model": "all-MiniLM-L6-v2", "output": ["dense"]}
+    LocalStorage(tmp_path).put_if_absent(".embedctl/plan-0001.json", json.dumps(old).encode())
+    found = load(LocalStorage(tmp_path))
+    assert found is not None
+    assert found.outputs == (OutputSpec(name="embedding", kind="dense", dim=4, vector_type="int8"),)
+    assert (found.model, found.resolved, found.int8_ranges) == (card, plan.resolved, {"embedding": ranges})
+    assert contradictions(found, JobSpec(vector_type="int8")) == []
+    assert contradictions(found, JobSpec(vector_type="int8", model=("all-MiniLM-L6-v2",))) == []
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff", b'{"format": 1}'])
 def test_a_damaged_plan_is_named(content: bytes, tmp_path: Path) -> None:
     LocalStorage(tmp_path).put_if_absent(".embedctl/plan-0001.json", content)
@@ -155,35 +182,52 @@ def test_a_damaged_plan_is_named(content: bytes, tmp_path: Path) -> None:
         load(LocalStorage(tmp_path))
 
 
-CHANGED: dict[str, Any] = {
-    **OTHER,
-    "inputs": ("x",), "to": "x", "on_error": "fail", "max_dead": "1", "if_locked": "skip", "state": "s", "create": True,
-    "distance": "dot", "quantization": "scalar", "index_field": ("a",), "max_points_per_s": 1, "num_shards": 2,
-    "shard_index": 1, "workers": 2, "offline": True,
-}  # fmt: skip
+def changed(field: Any) -> Any:
+    """Another valid value of any field."""
+    if field.name in OTHER:
+        return OTHER[field.name]
+    choices = [c for c in field.metadata["choices"] if c != field.default]
+    if choices:
+        return choices[0]
+    if "int" in field.type:
+        return (field.default or 0) + 1
+    of_type = {"tuple": ("x",), "bool": not field.default, "str": "http://x" if "url" in field.name else "1%"}
+    return next(value for name, value in of_type.items() if name in field.type)
 
 
-@pytest.mark.parametrize("field", [f for f in fields(JobSpec) if f.name != "output"], ids=lambda f: f.name)
+@pytest.mark.parametrize("field", fields(JobSpec), ids=lambda f: f.name)
 def test_recipe_and_job_change_exactly_with_what_they_are_made_of(field: Any) -> None:
     shards = {"num_shards": 2} if field.name == "shard_index" else {}
-    before, after = base(**shards), base(**shards, **{field.name: CHANGED[field.name]})
-    resolved = {"dtype": "float32", "prompt": "", "max_length": 256, "dim": 8, "text": ["text"]}
+    before, after = base(**shards), base(**shards, **{field.name: changed(field)})
     kind = field.metadata["kind"]
-    recipes = [recipe_of(spec, "weights", resolved) for spec in (before, after)]
+    recipes = [recipe_of(spec, ["text"], one_pass()) for spec in (before, after)]
     # The weights say which model it is, and what was resolved counts, not how it was asked for.
-    decided = {"model", "revision", *resolved}
+    decided = {"model", "revision", "prompt", "prompt_name", "max_length", "dim", "dtype", "output", "vector_type"}
     assert (recipes[0] != recipes[1]) == (kind == "recipe" and field.name not in decided)
     jobs = [job_of("recipe", "snapshot", spec) for spec in (before, after)]
     assert (jobs[0] != jobs[1]) == (kind in ("rows", "tuning"))
 
 
+RESOLVED: dict[str, Any] = {"dtype": "float32", "prompt": "", "max_length": 256, "dim": 8, "threads": 2}
+
+
+def one_pass(weights: str = "weights", **changed: Any) -> tuple[Pass, ...]:
+    outputs = (OutputSpec(name="embedding", kind="dense", dim=8, vector_type=changed.pop("vector_type", "float32")),)
+    return (Pass(asked="m", model={"fingerprint": weights}, resolved={**RESOLVED, **changed}, outputs=outputs),)
+
+
 def test_recipe_and_job_change_with_weights_and_content() -> None:
-    spec, resolved = JobSpec(), {"dtype": "float32", "prompt": "", "dim": 8}
-    recipe = recipe_of(spec, "weights", resolved)
-    assert recipe == recipe_of(spec, "weights", dict(reversed(resolved.items())))
+    spec = JobSpec()
+    recipe = recipe_of(spec, ["text"], one_pass())
+    assert recipe == recipe_of(spec, ["text"], one_pass(threads=9))
+    assert recipe != recipe_of(spec, ["text"], one_pass() * 2)
     others = [
-        recipe_of(spec, "others", resolved),
-        *(recipe_of(spec, "weights", {**resolved, name: "x"}) for name in resolved),
+        recipe_of(spec, ["body"], one_pass()),
+        recipe_of(spec, ["text"], one_pass("others")),
+        *(
+            recipe_of(spec, ["text"], one_pass(**{name: "x"}))
+            for name in ("dtype", "prompt", "max_length", "dim", "vector_type")
+        ),
     ]
     assert len({recipe, *others}) == 1 + len(others)
     jobs = {job_of(recipe, "a", spec), job_of(recipe, "b", spec), job_of(others[0], "a", spec)}

@@ -83,7 +83,6 @@ def test_switches_from_the_environment(text: str, value: bool) -> None:
         ("threads = 1.5", "threads: 1.5 is not a whole number"),
         ("keep = 5", "keep: 5 is not a list"),
         ("offline = 'maybe'", "offline: 'maybe' is not yes or no"),
-        ("model = ['a']", "model: ['a'] is not text"),
         ("where = false", "where: False is not text"),
         (f"memory = '{'9' * 400}'", "is not a size like 8GiB"),
     ],
@@ -143,7 +142,14 @@ def test_a_word_that_is_no_choice_gets_the_nearest(name: str) -> None:
         ({"chunk": "tokens:9", "overlap": 9}, "--overlap: 9 must be smaller than the chunk of 9 tokens"),
         ({"text_column": "a", "text_template": "{a}"}, "--text-column and --text-template: give one of them"),
         ({"prompt": "a", "prompt_name": "b"}, "--prompt and --prompt-name: give one of them"),
-        ({"output": ("sparse",)}, "--output: sparse is not one this version can write"),
+        ({"output": ("spares",)}, "--output: 'spares' is not one of dense, sparse, multivector"),
+        ({"output": ("dense", "dense")}, "--output: the same kind is asked for twice"),
+        ({"model": ("a", "b")}, "--model: several models need a name each, all different"),
+        ({"model": ("x=a", "x=b")}, "--model: several models need a name each, all different"),
+        (
+            {"model": ("x=a", "y=b"), "dim": 8},
+            "--dim: cannot be given for several models; each has its own folder's setting",
+        ),
     ],
 )
 def test_what_no_job_can_be(given: dict[str, object], message: str) -> None:

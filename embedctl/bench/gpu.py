@@ -27,6 +27,7 @@ from embedctl.encoders.base import Encoder
 from embedctl.encoders.open import open_encoder
 from embedctl.errors import EmbedctlError, OutOfDeviceMemory
 from embedctl.models.load import find_model
+from embedctl.outputs import dense
 from embedctl.records import Batch, Tokenized
 from embedctl.tokens.pack import make_batches, split_batch
 
@@ -118,12 +119,12 @@ def sequences(number: int, longest: int, seed: int = 3, *, skewed: bool = True) 
 
 def encode_all(encoder: Encoder, tokens: Tokenized, budget: int) -> np.ndarray:
     """float32 (N, dim) in the order of the texts, batches halved where memory does not hold them."""
-    vectors = np.zeros((len(tokens.truncated), encoder.dim), dtype=np.float32)
+    vectors = np.zeros((len(tokens.truncated), encoder.dims["dense"]), dtype=np.float32)
     todo: list[Batch] = list(make_batches(tokens, budget, padded=encoder.padded))
     while todo:
         batch = todo.pop(0)
         try:
-            vectors[batch.units] = encoder.encode(batch)
+            vectors[batch.units] = dense(encoder.encode(batch))
         except OutOfDeviceMemory:
             torch.cuda.empty_cache()
             todo[:0] = split_batch(batch)

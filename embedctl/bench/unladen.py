@@ -22,6 +22,7 @@ from embedctl import pipeline
 from embedctl.events import Silent, Summary
 from embedctl.job import embed, planning, wiring
 from embedctl.models.load import find_model
+from embedctl.outputs import OutputKind, Outputs
 from embedctl.records import Batch
 from embedctl.sinks.memory import MemorySink
 from embedctl.sinks.parquet import ParquetSink
@@ -37,11 +38,11 @@ class NoEncoder:
     padded = False
 
     def __init__(self, dim: int) -> None:
-        self.dim = dim
+        self.dims: Mapping[OutputKind, int] = {"dense": dim}
 
-    def encode(self, batch: Batch) -> np.ndarray:
+    def encode(self, batch: Batch) -> Outputs:
         """See `Encoder.encode`."""
-        return np.ones((len(batch.units), self.dim), dtype=np.float32)
+        return {"dense": np.ones((len(batch.units), self.dims["dense"]), dtype=np.float32)}
 
     encode_float32 = encode
 

@@ -44,21 +44,21 @@ def bench(spec: JobSpec, *, num_rounds: int, listener: Listener) -> dict[str, An
     if STDIN in spec.inputs:
         raise UsageError("bench cannot read standard input", hint="give it a file: embedctl bench corpus.parquet")
     made = planning.draft(spec, discover(spec.inputs, spec.format))
-    if made.folder.kind == "fake":
+    if made.folders[0].kind == "fake":
         raise UsageError("--model: the fake model has no speed to measure", hint="embedctl models")
     texts = list(dict.fromkeys(planning.probe(made.plan).texts))[: spec.limit]
     if not texts:
         raise SourceError(
             f"{', '.join(spec.inputs)}: no row has a text to embed", hint="embedctl plan shows what is read"
         )
-    tokenizer = wiring.open_tokenizer(made.folder, made.plan.resolved, made.plan.spec)
+    tokenizer = wiring.open_tokenizer(made.folders[0], made.plan.resolved, made.plan.spec)
 
     def count(texts: Sequence[str]) -> Sequence[int]:
         return [n + tokenizer.overhead_tokens for n in tokenizer.count_after_prompt(texts)]
 
     with tempfile.TemporaryDirectory() as folder:
         corpus = corpora.stored("corpus", texts, count, made.plan.resolved["max_length"], Path(folder))
-        return _measured(made.plan, made.folder, corpus, num_rounds, Path(folder), listener)
+        return _measured(made.plan, made.folders[0], corpus, num_rounds, Path(folder), listener)
 
 
 def _measured(

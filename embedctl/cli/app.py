@@ -8,24 +8,24 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 import embedctl
-from embedctl.cli import bench, doctor, embed, failures, models, plan, retry, search, status, verify
+from embedctl.cli import bench, doctor, embed, failures, history, init, models, plan, retry, run, search, status, verify
 from embedctl.cli import eval as evaluate
+from embedctl.errors import EXIT_CODES, RESUMABLE, SinkError
 
-EPILOG = """[bold]Start here[/bold]
+_GOES_ON = ", ".join(map(str, sorted(RESUMABLE)))
+EPILOG = f"""[bold]Start here[/bold]
 embedctl embed corpus.parquet
 
 [bold]Exit codes[/bold]
-0 done · 1 internal error · 2 usage or config · 3 done, with new dead letters
-4 source missing, unreadable or changed · 5 sink failed · 6 plan, recipe or replay mismatch
-7 locked · 8 guard refused · 9 limit reached, more to do · 10 encoder failed
-11 verify or books failed · 130/143 interrupted
-After 5, 7, 9, 10, 130 and 143 the same command goes on where it stopped."""
+{textwrap.fill(" · ".join(f"{code} {what}" for code, what in EXIT_CODES.items()), 92).replace("`", "")}
+After {_GOES_ON} the same command goes on where it stopped."""
 
 app = typer.Typer(
     name="embedctl",
@@ -53,7 +53,7 @@ def _root(
     pass
 
 
-for _command in (embed, plan, status, verify, retry, bench, search, evaluate, models, doctor):
+for _command in (embed, plan, run, init, status, history, verify, retry, bench, search, evaluate, models, doctor):
     _command.add_to(app)
 
 
@@ -69,15 +69,30 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except BaseException as exc:
         if isinstance(exc, BrokenPipeError) or isinstance(exc.__context__, BrokenPipeError):
-            return _reader_gone()
+            return _stdout_gone(failures.BROKEN_PIPE)
+        if isinstance(exc, OSError) and _is_stdout_full():
+            full = SinkError(f"standard output: {exc.strerror}; the result could not be shown", hint=_AGAIN)
+            return _stdout_gone(failures.tell(full, [a for a in args if a != "--json"]))
         return failures.tell(exc, args)
     if code == failures.INTERRUPTED:
         return failures.tell(KeyboardInterrupt(), args)
     return code if isinstance(code, int) else 0
 
 
-def _reader_gone() -> int:
+_AGAIN = "point standard output somewhere else, then run the same command again: what is done is not done twice"
+
+
+def _is_stdout_full() -> bool:
+    """Whether what was said cannot be written, now as before."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
+
+
+def _stdout_gone(code: int) -> int:
     """Nothing more can be said on stdout, and the interpreter must not try when it exits."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return failures.BROKEN_PIPE
+    return code

@@ -5,11 +5,11 @@ A bar is drawn only on a terminal; elsewhere progress is a plain line at most ev
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
 from embedctl.cli.words import (
@@ -89,7 +89,7 @@ def share(now: Progress) -> tuple[float, float | None]:
     return now.bytes_read, now.bytes_total
 
 
-@contextmanager
+@contextlib.contextmanager
 def listening(*, quiet: bool) -> Iterator[Listener]:
     """The listener that fits stderr: a bar on a terminal, lines elsewhere, silence when asked."""
     if quiet:
@@ -106,42 +106,42 @@ def listening(*, quiet: bool) -> Iterator[Listener]:
 def show_summary(summary: Summary, *, as_json: bool, quiet: bool) -> int:
     """The end of a run: words on stderr; the destination, or the object, on stdout. Returns the exit code."""
     if not quiet:
-        _lines(sys.stderr, summary_lines(summary))
-    _lines(sys.stdout, [json.dumps(summary.to_json()) if as_json else summary.destination])
+        say(sys.stderr, summary_lines(summary))
+    say(sys.stdout, [json.dumps(summary.to_json()) if as_json else summary.destination])
     return summary.exit_code
 
 
 def show_report(report: Mapping[str, Any], *, as_json: bool) -> None:
     """A nested report as aligned lines, or as one object."""
-    _lines(sys.stdout, [json.dumps(report)] if as_json else report_lines(report))
+    say(sys.stdout, [json.dumps(report)] if as_json else report_lines(report))
 
 
 def show_checks(report: Mapping[str, Any], *, as_json: bool) -> None:
     """A list of checks, each passed, failed or not checked."""
-    _lines(sys.stdout, [json.dumps(report)] if as_json else checks_lines(report))
+    say(sys.stdout, [json.dumps(report)] if as_json else checks_lines(report))
 
 
 def show_table(name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool) -> None:
     """Rows of equal keys: these columns aligned, or all of them as `{"version", NAME: [...]}`."""
-    _lines(sys.stdout, [json.dumps({"version": 1, name: list(rows)})] if as_json else table_lines(rows, columns))
+    say(sys.stdout, [json.dumps({"version": 1, name: list(rows)})] if as_json else table_lines(rows, columns))
 
 
 def show_hits(report: Mapping[str, Any], *, as_json: bool) -> None:
     """The hits of each query: a table on a terminal, aligned lines elsewhere, or one object."""
     if as_json:
-        _lines(sys.stdout, [json.dumps(report)])
+        say(sys.stdout, [json.dumps(report)])
         return
     for number, query in enumerate(report["queries"]):
         if len(report["queries"]) > 1:
-            _lines(sys.stdout, [*([""] if number else []), f"{query['id']}: {query['text']}"])
+            say(sys.stdout, [*([""] if number else []), f"{query['id']}: {query['text']}"])
         columns = hit_columns(query["hits"])
         cells = [hit_cells(hit, columns) for hit in query["hits"]]
         if not cells:
-            _lines(sys.stdout, ["nothing found"])
+            say(sys.stdout, ["nothing found"])
         elif sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
-            _lines(sys.stdout, _drawn(columns, cells))
+            say(sys.stdout, _drawn(columns, cells))
         else:
-            _lines(sys.stdout, aligned([columns, *cells]))
+            say(sys.stdout, aligned([columns, *cells]))
 
 
 def _drawn(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
@@ -163,9 +163,12 @@ def _drawn(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
     return drawn.get().splitlines()
 
 
-def _lines(stream: TextIO, lines: Sequence[str]) -> None:
-    stream.writelines(
-        line.encode(stream.encoding or "utf-8", "backslashreplace").decode(stream.encoding or "utf-8") + "\n"
-        for line in lines
-    )
-    stream.flush()
+def say(stream: TextIO, lines: Sequence[str]) -> None:
+    """Lines, in whatever the stream can encode. A stderr that takes nothing is no reason to fail.
+
+    :raises OSError: stdout cannot be written to.
+    """
+    encoding = stream.encoding or "utf-8"
+    with contextlib.suppress(*((OSError, ValueError) if stream is sys.stderr else ())):
+        stream.writelines(f"{line.encode(encoding, 'backslashreplace').decode(encoding)}\n" for line in lines)
+        stream.flush()

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from embedctl.cli.console import listening, show_summary
+from embedctl.cli.conduct import Task, conduct
 from embedctl.cli.options import Config, Inputs, Json, Quiet, job_options, spec_of
 
 EPILOG = """[bold]Examples[/bold]
@@ -41,6 +41,5 @@ def command(
     spec = spec_of(flags, inputs, config)
     from embedctl import job
 
-    with listening(quiet=quiet) as listener:
-        summary = job.embed(spec, listener)
-    return show_summary(summary, as_json=as_json, quiet=quiet)
+    task = Task(command="embed", spec=spec, call=lambda listener: job.embed(spec, listener))
+    return conduct(task, as_json=as_json, quiet=quiet)

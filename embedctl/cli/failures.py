@@ -28,10 +28,19 @@ INTERRUPTED = 130
 TERMINATED = 143
 BROKEN_PIPE = 141
 INTERNAL = 1
+_KEPT = "_embedctl_traceback"
 
 
 class Terminated(BaseException):
     """SIGTERM where no run obeys it. No `Exception`, so that nothing on the way takes it for a failure of its own."""
+
+
+class Told(Exception):
+    """A failure that stderr has told already, in its own format; `stdout`: and stdout, too."""
+
+    def __init__(self, failure: BaseException, *, stdout: bool) -> None:
+        super().__init__(str(failure))
+        self.failure, self.stdout = failure, stdout
 
 
 @contextlib.contextmanager
@@ -53,20 +62,23 @@ def terminable() -> Iterator[None]:
 
 def tell(exc: BaseException, args: Sequence[str]) -> int:
     """Say what went wrong; returns the exit code."""
-    code, message, hint = _words(exc, args)
-    if "--json" in args:
+    told = exc if isinstance(exc, Told) else None
+    exc = told.failure if told else exc
+    code, message, hint = words(exc, args)
+    if "--json" in args and not (told and told.stdout):
         failure = {"version": SUMMARY_VERSION, "status": "error", "exit_code": code, "error": message, "hint": hint}
         _write(sys.stdout, json.dumps(failure))
-    if message:
+    if message and not told:
         _write(sys.stderr, f"error: {message}")
-    if hint:
+    if hint and not told:
         _write(sys.stderr, f"  try: {hint}")
     if message and os.environ.get("EMBEDCTL_DEBUG"):
         traceback.print_exception(exc)
     return code
 
 
-def _words(exc: BaseException, args: Sequence[str]) -> tuple[int, str, str | None]:
+def words(exc: BaseException, args: Sequence[str]) -> tuple[int, str, str | None]:
+    """Exit code, message, and what to try next."""
     if isinstance(exc, Interrupted):
         return 128 + exc.signum, str(exc), exc.hint
     if isinstance(exc, EmbedctlError):
@@ -79,7 +91,10 @@ def _words(exc: BaseException, args: Sequence[str]) -> tuple[int, str, str | Non
     if isinstance(exc, (KeyboardInterrupt, Abort, Terminated)):
         code = TERMINATED if isinstance(exc, Terminated) else INTERRUPTED
         return code, "interrupted; run the same command again to go on", None
-    where = "" if os.environ.get("EMBEDCTL_DEBUG") else f"; the traceback is in {_keep_traceback(exc)}"
+    kept = vars(exc).get(_KEPT)  # asked twice, as for a log and for stderr, it is written once
+    if kept is None and not os.environ.get("EMBEDCTL_DEBUG"):
+        kept = vars(exc)[_KEPT] = _keep_traceback(exc)
+    where = f"; the traceback is in {kept}" if kept else ""
     reason = " ".join(str(exc).split())
     return INTERNAL, f"internal error: {type(exc).__name__}: {reason}{where}", "report it with the traceback"
 

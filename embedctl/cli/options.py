@@ -27,6 +27,7 @@ BAD_ROWS = "Bad rows and guards"
 SPEED = "Speed"
 STORES = "Vector stores"
 MANY = "Several processes and machines"
+REPORTS = "Logs and reports"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,7 @@ OPTIONS: dict[str, Option] = {
     "text_template": _row(ROWS, "Text built from columns, like '{title}\\n\\n{body}'.", "TEMPLATE"),
     "id_column": _row(ROWS, "Column of ids. Default: `id`, `_id` or `docid`, else file and row.", "NAME"),
     "keep": _row(ROWS, "Columns to copy beside the vectors.", "NAME,…"),
+    "vector_column": _row(ROWS, "Column of vectors, or OUTPUT=COLUMN. Default: every column of vectors.", "NAME"),
     "where": _row(ROWS, "Embed only rows for which this SQL condition holds.", "SQL"),
     "limit": _row(ROWS, "Read only this many rows.", "ROWS"),
     "sample": _row(ROWS, "Embed a fixed pseudo-random share of the rows.", "1%|0.01"),
@@ -96,7 +98,17 @@ OPTIONS: dict[str, Option] = {
     "quantization": _row(STORES, "Quantization of a new collection. Default: none.", "NAME"),
     "index_field": _row(STORES, "Payload field to index in a new collection, and how.", "NAME:KIND"),
     "max_points_per_s": _row(STORES, "Write no faster, to spare a collection that is in use.", "POINTS"),
+    "swap_alias": _row(STORES, "Load into a collection beside what this alias serves; move the alias at the end.", "NAME"),
+    "keep_old": _row(STORES, "With --swap-alias: collections to keep of those it served before.", "N"),
+    "log_format": _row(REPORTS, "Log lines, with times, in place of progress."),
+    "log_file": _row(REPORTS, "Append the log to this file, not to stderr.", "PATH"),
+    "metrics_textfile": _row(REPORTS, "Write Prometheus metrics for node-exporter's textfile collector.", "PATH"),
+    "notify_url": _row(REPORTS, "POST the summary, as JSON, to this address at the end.", "URL"),
+    "notify_on": _row(REPORTS, "When to do so."),
 }
+
+REPORT_OPTIONS = frozenset(name for name, option in OPTIONS.items() if option.panel == REPORTS)
+"""What a command that does jobs takes, whatever else it takes."""
 
 INPUTS = typer.Argument(metavar="INPUT", help="Files, folders, globs or URIs; - is standard input.", show_default=False)
 CONFIG = typer.Option(

@@ -8,10 +8,10 @@ from typing import Any
 
 import typer
 
-from embedctl.cli.console import listening, show_summary
-from embedctl.cli.options import Json, Quiet, job_options, overrides
+from embedctl.cli.conduct import Task, conduct
+from embedctl.cli.options import REPORT_OPTIONS, Json, Quiet, job_options, overrides
 from embedctl.cli.status import Destination
-from embedctl.spec import JobSpec
+from embedctl.spec import JobSpec, resolve
 
 EPILOG = """[bold]Examples[/bold]
 embedctl retry corpus.embeddings
@@ -28,7 +28,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="retry", epilog=EPILOG)(command)
 
 
-@job_options(CHANGEABLE | {"offline", "state"})
+@job_options(CHANGEABLE | REPORT_OPTIONS | {"offline", "state"})
 def command(*, flags: Mapping[str, Any], destination: Destination, as_json: Json = False, quiet: Quiet = False) -> int:
     """Embed the dead letters of a destination again, as a new generation.
 
@@ -37,6 +37,9 @@ def command(*, flags: Mapping[str, Any], destination: Destination, as_json: Json
     changed = overrides(flags)
     from embedctl import job
 
-    with listening(quiet=quiet) as listener:
-        summary = job.retry(destination, changed, listener)
-    return show_summary(summary, as_json=as_json, quiet=quiet)
+    task = Task(
+        command="retry",
+        spec=resolve({**flags, "to": destination}),
+        call=lambda listener: job.retry(destination, changed, listener),
+    )
+    return conduct(task, as_json=as_json, quiet=quiet)

@@ -1,6 +1,6 @@
 """BERT-shaped models on a CPU, as fast as its matrix products: what lies between them is fused, nothing is padded.
 
-Enters: packed batches. Leaves: float32 (N, dim), like its plain twin `torch_varlen`, whose numbers it keeps. One
+Enters: packed batches. Leaves: outputs, like its plain twin `torch_varlen`, whose numbers it keeps. One
 query-key-value product a layer; biases, GELU, residual sums and LayerNorm in our own kernels; attention over AMX tiles
 where the processor has them. One thread a batch, several batches at once: the number of threads changes no result.
 """
@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from embedctl.encoders.attention import Packed, groups_of
 from embedctl.encoders.native import Kernels
-from embedctl.encoders.tail import Tail
+from embedctl.encoders.tail import Heads
 from embedctl.encoders.torch_encoder import Loader, TorchEncoder, as_ids
 from embedctl.encoders.torch_varlen import positions_of
 from embedctl.records import Batch
@@ -86,6 +86,7 @@ class FusedBert(nn.Module):
         self.words, self.places = parts.word_embeddings.weight, parts.position_embeddings.weight
         self.types = parts.token_type_embeddings.weight.float()
         self.first_norm = _norm(parts.LayerNorm, self.types[0])
+        self.type_steps = (self.types - self.types[0]).to(dtype)
         layers: Any = model.encoder
         self.layers = [_layer(layer, tiles=self.tiles) for layer in layers.layer]
 
@@ -95,6 +96,8 @@ class FusedBert(nn.Module):
         cu_seqlens = torch.from_numpy(batch.cu_seqlens.copy())
         packed = Packed(cu_seqlens=cu_seqlens, groups=groups_of(batch.cu_seqlens), max_seqlen=batch.max_seqlen)
         words_TE, x_TE = functional.embedding(ids_T, self.words), functional.embedding(places_T, self.places)
+        if batch.token_type_ids_T is not None and len(self.type_steps) > 1:
+            words_TE += functional.embedding(as_ids(batch.token_type_ids_T, "cpu"), self.type_steps)
         self._normed(words_TE, x_TE, self.first_norm)
         qkv_TX = self.areas("qkv", len(x_TE), 3 * x_TE.shape[1], x_TE.dtype)
         mixed_TE = self.areas("mixed", len(x_TE), x_TE.shape[1], x_TE.dtype)
@@ -185,14 +188,14 @@ class FusedBertEncoder(TorchEncoder):
     engine = "fused_bert"
 
     def __init__(
-        self, load: Loader, tail: Tail, *, dtype: str, threads: int | None, model: nn.Module, kernels: Kernels,
+        self, load: Loader, heads: Heads, *, dtype: str, threads: int | None, model: nn.Module, kernels: Kernels,
         reason: str, notes: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         def fused(dtype: str) -> nn.Module:
             return FusedBert(load(dtype), kernels)
 
         super().__init__(
-            fused, tail, dtype=dtype, device="cpu", threads=1, model=FusedBert(model, kernels), notes=notes
+            fused, heads, dtype=dtype, device="cpu", threads=1, model=FusedBert(model, kernels), notes=notes
         )
         self.lanes = threads or torch.get_num_threads()
         self._reason = reason

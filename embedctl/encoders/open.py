@@ -17,6 +17,7 @@ from embedctl.encoders.tail import Tail
 from embedctl.encoders.torch_encoder import Loader
 from embedctl.errors import ModelError, UsageError
 from embedctl.models.folder import ModelFolder
+from embedctl.outputs import OutputKind
 
 VERIFIED = frozenset({
     "albert", "bert", "distilbert", "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "electra", "nomic_bert",
@@ -47,6 +48,7 @@ def open_encoder(
     num_prompt_tokens: int = 0,
     compile: bool | None = None,
     trust_remote_code: bool = False,
+    outputs: tuple[OutputKind, ...] = ("dense",),
 ) -> Encoder:
     """`dtype` and `device` are resolved already; `dim` None keeps the folder's own. `num_prompt_tokens` as the
     tokenizer counts them, for models that leave the prompt out of the pooling.
@@ -69,28 +71,29 @@ def open_encoder(
         from embedctl.encoders.static import StaticEncoder
 
         return StaticEncoder(folder, dim=dim)
+    from embedctl.encoders.weights import load_transformer
+
     kernel = choose_attention(device, dtype, attention)
-    return _open_transformer(
-        folder, dtype=dtype, device=device, threads=threads, kernel=kernel, pooling=pooling, dim=dim,
-        num_prompt_tokens=num_prompt_tokens, compile=compile,
-    )  # fmt: skip
+    tail = Tail(folder, device=device, pooling=pooling, dim=dim, num_prompt_tokens=num_prompt_tokens)
+    return open_body(
+        folder, load_transformer, tail, dtype=dtype, device=device, threads=threads, kernel=kernel, compile=compile
+    )
 
 
-def _open_transformer(
-    folder: ModelFolder, *, dtype: str, device: str, threads: int | None, kernel: tuple[str, str], pooling: str | None,
-    dim: int, num_prompt_tokens: int, compile: bool | None,
+def open_body(
+    folder: ModelFolder, loader: object, tail: Tail, *, dtype: str, device: str, threads: int | None,
+    kernel: tuple[str, str], compile: bool | None,
 ) -> Encoder:  # fmt: skip
+    """The encoder that runs a transformer the best way it allows. `loader`: as `load_transformer`."""
     from embedctl.encoders.padded import PaddedEncoder
     from embedctl.encoders.selftest import packed_obstacle, padding_leaks
     from embedctl.encoders.torch_varlen import TorchVarlenEncoder
-    from embedctl.encoders.weights import load_transformer
 
     register()
-    tail = Tail(folder, device=device, pooling=pooling, dim=dim, num_prompt_tokens=num_prompt_tokens)
     common = {"dtype": dtype, "device": device, "threads": threads, "notes": folder.notes}
     reason = PADDED.get(folder.model_type)
     if reason is None:
-        load = functools.partial(_load, load_transformer, folder, device, NAME)
+        load = functools.partial(_load, loader, folder, device, NAME)
         model: nn.Module | None = None
         try:
             model = load(dtype)
@@ -103,7 +106,7 @@ def _open_transformer(
         if model is not None and reason is None:
             return TorchVarlenEncoder(load, tail, model=model, attention=kernel, **common)  # type: ignore[arg-type]
         del model
-    load = functools.partial(_load, load_transformer, folder, device, None)
+    load = functools.partial(_load, loader, folder, device, None)
     model = load(dtype)
     leak = padding_leaks(model, device=device)
     reason = f"{reason}; {leak}: sequences of one length run together" if leak else reason

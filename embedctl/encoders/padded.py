@@ -1,6 +1,6 @@
 """The fallback: models with an attention of their own (MPNet, DeBERTa, T5) on padded, length-sorted batches.
 
-Enters: a packed batch. Leaves: float32 (N, dim). Padding is masked; for models whose layers let it leak all the same,
+Enters: a packed batch. Leaves: outputs of its heads. Padding is masked; for models whose layers let it leak all the same,
 sequences of one length run together and nothing is padded at all.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from embedctl.encoders.attention import groups_of
-from embedctl.encoders.tail import Tail
+from embedctl.encoders.tail import Heads
 from embedctl.encoders.torch_encoder import Loader, TorchEncoder, accepts, as_ids, uses_token_types
 from embedctl.records import Batch
 
@@ -25,10 +25,10 @@ class PaddedEncoder(TorchEncoder):
     engine = "padded"
 
     def __init__(
-        self, load: Loader, tail: Tail, *, dtype: str, device: str, threads: int | None, reason: str,
+        self, load: Loader, heads: Heads, *, dtype: str, device: str, threads: int | None, reason: str,
         by_length: bool = False, model: nn.Module | None = None, notes: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
-        super().__init__(load, tail, dtype=dtype, device=device, threads=threads, model=model, notes=notes)
+        super().__init__(load, heads, dtype=dtype, device=device, threads=threads, model=model, notes=notes)
         self._reason, self._by_length = reason, by_length
         self.padded = not by_length
 

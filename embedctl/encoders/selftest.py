@@ -30,7 +30,7 @@ def packed_obstacle(model: nn.Module, *, device: str, kernel: str, own: str) -> 
     """Why the model cannot be trusted packed; None when it can. `own` names transformers' attention to hold it to."""
     if not accepts(model, "position_ids"):
         return "it takes no position_ids, so positions cannot restart"
-    batch = _batch(model)
+    batch = trial_batch(model)
     try:
         with torch.inference_mode():
             ours = packed_hidden(model, batch, device=device, kernel=kernel)
@@ -47,7 +47,7 @@ def packed_obstacle(model: nn.Module, *, device: str, kernel: str, own: str) -> 
 
 def padding_leaks(model: nn.Module, *, device: str) -> str | None:
     """Why padding cannot be used with this model; None when it can. :raises EncoderError: it does not run at all."""
-    batch = _batch(model)
+    batch = trial_batch(model)
     try:
         with torch.inference_mode():
             alone = hidden_by_length(model, batch, device=device)
@@ -67,7 +67,8 @@ def set_attention(model: nn.Module, name: str) -> None:
     switch(name)
 
 
-def _batch(model: nn.Module) -> Batch:
+def trial_batch(model: nn.Module) -> Batch:
+    """What models are tried on: see the module."""
     config: Any = model.config
     positions = getattr(config, "max_position_embeddings", None)
     positions = positions if isinstance(positions, int) and positions > 0 else 512

@@ -14,7 +14,9 @@ import numpy as np
 
 from embedctl.errors import EncoderError, ModelError
 from embedctl.models.files import read_object
-from embedctl.models.folder import ModelFolder, Normalize
+from embedctl.models.folder import ModelFolder
+from embedctl.models.modules import Normalize
+from embedctl.outputs import OutputKind, Outputs
 from embedctl.records import Batch
 
 _CHUNK_TOKENS = 1 << 16
@@ -30,7 +32,8 @@ class StaticEncoder:
     def __init__(self, folder: ModelFolder, *, dim: int | None = None) -> None:
         """:raises ModelError: the table cannot be read."""
         self._folder = folder
-        self.dim = dim or folder.output_dim
+        self._dim = dim or folder.output_dim
+        self.dims: Mapping[OutputKind, int] = {"dense": self._dim}
         tensors = _tensors(folder)
         table = tensors.get("embedding.weight")
         self._table = tensors["embeddings"] if table is None else table
@@ -40,20 +43,20 @@ class StaticEncoder:
         if any(not isinstance(module, Normalize) for module in folder.modules):
             from embedctl.encoders.tail import Tail
 
-            self._tail = Tail(folder, device="cpu", pooling=None, dim=self.dim, num_prompt_tokens=0)
+            self._tail = Tail(folder, device="cpu", pooling=None, dim=self._dim, num_prompt_tokens=0)
 
-    def encode(self, batch: Batch) -> np.ndarray:
+    def encode(self, batch: Batch) -> Outputs:
         """See `Encoder.encode`."""
         means = self._means(batch)
         if self._tail is None:
-            return self._finish(means)
+            return {"dense": self._finish(means)}
         import torch
 
         with torch.inference_mode():
             vectors: np.ndarray = self._tail.finish(torch.from_numpy(means)).numpy()
-            return vectors
+            return {"dense": vectors}
 
-    def encode_float32(self, batch: Batch) -> np.ndarray:
+    def encode_float32(self, batch: Batch) -> Outputs:
         """See `Encoder.encode_float32`: this is float32 already."""
         return self.encode(batch)
 
@@ -83,15 +86,15 @@ class StaticEncoder:
     def _finish(self, vectors: np.ndarray) -> np.ndarray:
         if self._folder.normalize:
             vectors = _unit(vectors)
-        if self.dim < vectors.shape[1]:
-            vectors = vectors[:, : self.dim]
+        if self._dim < vectors.shape[1]:
+            vectors = vectors[:, : self._dim]
             vectors = _unit(vectors) if self._folder.normalize else np.ascontiguousarray(vectors)
         return vectors
 
     def describe(self) -> Mapping[str, Any]:
         """See `Encoder.describe`."""
         return {
-            "engine": "static", "device": "cpu", "dtype": "float32", "threads": 1, "dim": self.dim, "compile": False,
+            "engine": "static", "device": "cpu", "dtype": "float32", "threads": 1, "dim": self._dim, "compile": False,
             "attention": "none", "attention_reason": "a static model has none", "notes": list(self._folder.notes),
         }  # fmt: skip
 

@@ -1,20 +1,22 @@
-"""What the torch encoders share: one model, its tail, the second model in float32, errors, threads.
+"""What the torch encoders share: one model, its heads, the second model in float32, errors, threads.
 
-Enters: packed batches. Leaves: float32 (N, dim) in numpy. A subclass says only how a batch runs through the model.
+Enters: packed batches. Leaves: the outputs of its heads, in numpy. A subclass says only how a batch runs through the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from embedctl.encoders.tail import Tail
+from embedctl.encoders.tail import Heads, Tokens
 from embedctl.encoders.weights import is_out_of_memory
 from embedctl.errors import EmbedctlError, EncoderError, OutOfDeviceMemory
+from embedctl.outputs import OutputKind, Outputs, Values, empty
 from embedctl.records import Batch
 
 Loader = Callable[[str], nn.Module]
@@ -30,12 +32,12 @@ class TorchEncoder:
     engine = "torch"
 
     def __init__(
-        self, load: Loader, tail: Tail, *, dtype: str, device: str, threads: int | None, model: nn.Module | None = None,
+        self, load: Loader, heads: Heads, *, dtype: str, device: str, threads: int | None, model: nn.Module | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         """`model`, where given, is what `load(dtype)` would give."""
-        self.dim = tail.dim
-        self._load, self._tail = load, tail
+        self.dims: Mapping[OutputKind, int] = {kind: head.dim for kind, head in heads.items()}
+        self._load, self._heads = load, heads
         self._dtype, self._device = dtype, device
         self._threads = threads or torch.get_num_threads()
         self._model: nn.Module | None = load(dtype) if model is None else model
@@ -46,13 +48,13 @@ class TorchEncoder:
         """Hidden states (T, E) in the order of the batch, on the device."""
         raise NotImplementedError
 
-    def encode(self, batch: Batch) -> np.ndarray:
+    def encode(self, batch: Batch) -> Outputs:
         """See `Encoder.encode`."""
         if self._model is None:
             raise EncoderError("the encoder was closed")
         return self._run(self._model, batch)
 
-    def encode_float32(self, batch: Batch) -> np.ndarray:
+    def encode_float32(self, batch: Batch) -> Outputs:
         """See `Encoder.encode_float32`. The float32 model is loaded at the first call and kept."""
         if self._dtype == "float32":
             return self.encode(batch)
@@ -60,18 +62,17 @@ class TorchEncoder:
             self._model_float32 = self._load("float32")
         return self._run(self._model_float32, batch)
 
-    def _run(self, model: nn.Module, batch: Batch) -> np.ndarray:
-        num_sequences = len(batch.cu_seqlens) - 1
+    def _run(self, model: nn.Module, batch: Batch) -> Outputs:
         if batch.num_tokens == 0:
-            return np.zeros((num_sequences, self.dim), dtype=np.float32)
+            return {kind: zeros(kind, dim, len(batch.cu_seqlens) - 1) for kind, dim in self.dims.items()}
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         try:
             with torch.inference_mode():
                 hidden_TE = self._hidden(model, batch)
                 cu_seqlens = torch.from_numpy(batch.cu_seqlens.astype(np.int64)).to(self._device)
-                vectors: np.ndarray = self._tail(hidden_TE, cu_seqlens).to("cpu", torch.float32).numpy()
-                return vectors
+                tokens = Tokens(batch=batch, cu_seqlens=cu_seqlens)
+                return {kind: head(hidden_TE, tokens) for kind, head in self._heads.items()}
         except EmbedctlError:
             raise
         except Exception as exc:
@@ -86,7 +87,7 @@ class TorchEncoder:
             "device": self._device,
             "dtype": self._dtype,
             "threads": self._threads,
-            "dim": self.dim,
+            "dim": next(iter(self.dims.values())),
             "compile": False,
             "notes": list(self._notes),
         }
@@ -94,6 +95,14 @@ class TorchEncoder:
     def close(self) -> None:
         """Let go of the models' memory."""
         self._model = self._model_float32 = None
+
+
+def zeros(kind: OutputKind, dim: int, count: int) -> Values:
+    """What `count` sequences without a token give: zeros, or nothing at all."""
+    nothing = empty(kind, dim)
+    if isinstance(nothing, np.ndarray):
+        return np.zeros((count, dim), dtype=np.float32)
+    return replace(nothing, offsets=np.zeros(count + 1, dtype=np.int64))
 
 
 def as_ids(values: np.ndarray, device: str) -> Tensor:

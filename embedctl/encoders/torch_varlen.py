@@ -1,6 +1,6 @@
 """Packed batches through any model that takes its attention from transformers: no padding, no model code of ours.
 
-Enters: a batch packed end to end. Leaves: float32 (N, dim). Each sequence is computed as if it were alone: positions
+Enters: a batch packed end to end. Leaves: outputs of its heads. Each sequence is computed as if it were alone: positions
 restart (after the padding token's number where the kind counts so) and attention stays within it.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from embedctl.encoders.attention import Packed, UnsupportedAttention, groups_of
-from embedctl.encoders.tail import Tail
+from embedctl.encoders.tail import Heads
 from embedctl.encoders.torch_encoder import Loader, TorchEncoder, as_ids, uses_token_types
 from embedctl.errors import EncoderError
 from embedctl.records import Batch
@@ -26,10 +26,10 @@ class TorchVarlenEncoder(TorchEncoder):
     engine = "torch_varlen"
 
     def __init__(
-        self, load: Loader, tail: Tail, *, dtype: str, device: str, threads: int | None, attention: tuple[str, str],
+        self, load: Loader, heads: Heads, *, dtype: str, device: str, threads: int | None, attention: tuple[str, str],
         model: nn.Module | None = None, notes: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
-        super().__init__(load, tail, dtype=dtype, device=device, threads=threads, model=model, notes=notes)
+        super().__init__(load, heads, dtype=dtype, device=device, threads=threads, model=model, notes=notes)
         self._kernel, self._why = attention
         # On a GPU a second thread queues the next batch while the first waits for its vectors.
         self.lanes = 2 if device.startswith("cuda") else 1

@@ -22,20 +22,23 @@ from embedctl.models.folder import ModelFolder
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SPARE = ("pooler", "position_ids")
-"""Parts of a checkpoint that an embedding never reads: they may be missing."""
+"""Parts of a checkpoint that an embedding never reads: they may be missing. A head may read all but the last."""
 _ENCODER_ALONE = frozenset({"t5", "mt5", "umt5"})
 """Encoder-decoders whose encoder is the embedder; the decoder is not loaded."""
 
 
-def load_transformer(folder: ModelFolder, *, dtype: str, device: str, attention: str | None) -> nn.Module:
-    """The encoder alone, `attention` its implementation. :raises ModelError: see the module."""
+def load_transformer(
+    folder: ModelFolder, *, dtype: str, device: str, attention: str | None, auto_class: str | None = None
+) -> nn.Module:
+    """The encoder alone, or what a class of transformers makes of the folder, head and all; `attention` its
+    implementation. :raises ModelError: see the module."""
     import transformers
 
     assert folder.path is not None
     with _quiet():
         config = _config(folder, folder.path)
         alone = folder.model_type in _ENCODER_ALONE
-        auto = transformers.AutoModelForTextEncoding if alone else transformers.AutoModel
+        auto = getattr(transformers, auto_class or ("AutoModelForTextEncoding" if alone else "AutoModel"))
         try:
             model, info = auto.from_pretrained(
                 str(folder.path), config=config, dtype=DTYPES[dtype], attn_implementation=attention,
@@ -46,7 +49,8 @@ def load_transformer(folder: ModelFolder, *, dtype: str, device: str, attention:
             if is_out_of_memory(exc):
                 raise OutOfDeviceMemory(f"{folder.name}: its weights do not fit in memory") from exc
             raise ModelError(f"{folder.path}: transformers cannot open it: {_first_line(exc)}") from exc
-    missing = [key for key in info["missing_keys"] if not any(part in key for part in _SPARE)]
+    spare = _SPARE if auto_class is None else _SPARE[1:]
+    missing = [key for key in info["missing_keys"] if not any(part in key for part in spare)]
     if missing:
         raise ModelError(
             f"{folder.path}: {len(missing)} tensors are missing from its weights (first: {min(missing)})",

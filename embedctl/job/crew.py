@@ -6,7 +6,7 @@ The parent holds the lease and hears of every commit; workers write their own le
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from embedctl import plan as plans
@@ -127,12 +127,11 @@ class _Work:
 
     def _for_worker(self, plan: Plan, number: int) -> Plan:
         """The plan with this worker's device, and its share of the threads."""
-        resolved = dict(plan.resolved)
-        resolved["threads"] = max(1, resolved["threads"] // self.workers)
-        devices = _cuda_devices() if resolved["device"] == "cuda" else 0
+        changes: dict[str, Any] = {"threads": max(1, plan.resolved["threads"] // self.workers)}
+        devices = _cuda_devices() if plan.resolved["device"] == "cuda" else 0
         if devices:
-            resolved["device"] = f"cuda:{number % devices}"
-        return replace(plan, resolved=resolved)
+            changes["device"] = f"cuda:{number % devices}"
+        return plan.with_resolved(changes)
 
 
 def _is_whole(done: Mapping[int, WindowRecord]) -> bool:

@@ -11,7 +11,8 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,7 +20,7 @@ from embedctl import plan as plans
 from embedctl import registry
 from embedctl.errors import UsageError
 from embedctl.plan import Plan
-from embedctl.sinks.base import Sink
+from embedctl.sinks.base import Remembering, Sink
 from embedctl.sinks.parquet import ParquetSink
 from embedctl.sources.files import STDIN
 from embedctl.spec import JobSpec
@@ -59,14 +60,60 @@ def open_existing(spec: JobSpec) -> tuple[Plan, Destination]:
     else:
         storage = LocalStorage(Path(spec.to))
         destination = Destination(uri=storage.uri, storage=storage, sink=ParquetSink(storage))
-    plan = plans.load(destination.storage) if (destination.storage.root / STATE).is_dir() else None
+    plan = _newest(destination)
+    if plan is None and "://" in spec.to and (behind := served(spec.to)) != spec.to:
+        return open_existing(replace(spec, to=behind))
     if plan is None:
         near = [str(p) for p in sorted(Path(".").glob("*.embeddings")) if (p / STATE).is_dir()]
+        if _remembers(destination):
+            raise UsageError(
+                f"{destination.uri}: its state is not in {destination.storage.root}",
+                hint=f"embedctl state rebuild {destination.uri}, or name the state's folder with --state",
+            )
         raise UsageError(
             f"{spec.to}: no embeddings made by embedctl there",
             hint=f"embedctl status {near[0]}" if near else "embedctl embed corpus.parquet",
         )
     return plan, destination
+
+
+def open_source(spec: JobSpec) -> Destination:
+    """The store of `spec.to`, to be read, whoever wrote it; an alias gives the collection that it names."""
+    assert spec.to is not None
+    if "://" not in spec.to:
+        raise UsageError(f"{spec.to}: is no store", hint="qdrant://localhost:6334/docs")
+    return _store(served(spec.to), spec)
+
+
+def served(target: str) -> str:
+    """The URI of the collection that an alias names; the same URI where it is no alias."""
+    scheme = urlsplit(target).scheme
+    if scheme not in registry.names("aliases"):
+        return target
+    with closing(registry.get("aliases", scheme)(target)) as aliases:
+        found = aliases.resolve(collection_of(target))
+    return target if found is None else with_collection(target, found)
+
+
+def collection_of(target: str) -> str:
+    """The last part of a store's URI."""
+    return target.partition("://")[2].partition("?")[0].rstrip("/").rpartition("/")[2]
+
+
+def with_collection(target: str, name: str) -> str:
+    """The URI of another collection of the same store."""
+    scheme, _, rest = target.partition("://")
+    place, mark, query = rest.partition("?")
+    folder, slash, _ = place.rstrip("/").rpartition("/")
+    return f"{scheme}://{folder}{slash}{name}{mark}{query}"
+
+
+def _newest(destination: Destination) -> Plan | None:
+    return plans.load(destination.storage) if (destination.storage.root / STATE).is_dir() else None
+
+
+def _remembers(destination: Destination) -> bool:
+    return isinstance(destination.sink, Remembering) and destination.sink.remembered() is not None
 
 
 def default_destination(inputs: Sequence[str]) -> str:
@@ -81,11 +128,23 @@ def default_destination(inputs: Sequence[str]) -> str:
     return f"{name if path.is_dir() else name.split('.')[0] or name}.embeddings"
 
 
+def state_of(spec: JobSpec) -> LocalStorage | None:
+    """The folder that keeps the destination's state, None where there is none yet. Opens no store."""
+    target = spec.to or default_destination(spec.inputs)
+    storage = _state_storage(_absolute(target), spec) if "://" in target else LocalStorage(Path(target))
+    return storage if (storage.root / STATE).is_dir() else None
+
+
+def _state_storage(target: str, spec: JobSpec) -> LocalStorage:
+    uri = without_secrets(target)
+    return LocalStorage(Path(spec.state) if spec.state else state_folder(uri), uri=uri)
+
+
 def _store(target: str, spec: JobSpec) -> Destination:
     scheme = urlsplit(target).scheme
     target = _absolute(target)
-    uri = without_secrets(target)
-    storage = LocalStorage(Path(spec.state) if spec.state else state_folder(uri), uri=uri)
+    storage = _state_storage(target, spec)
+    uri = storage.uri
     sink: Sink = registry.get("sinks", scheme)(target, storage, spec)
     return Destination(uri=uri, storage=storage, sink=sink)
 

@@ -17,10 +17,10 @@ from embedctl.errors import GuardRefused, PlanMismatch
 from embedctl.events import Listener
 from embedctl.job import planning, wiring
 from embedctl.job.replay import Replay
-from embedctl.ledger.segments import Ledger
+from embedctl.ledger.segments import Contents, Ledger
 from embedctl.models.folder import ModelFolder
 from embedctl.pipeline import WindowsOf, Worker, run
-from embedctl.plan import Plan
+from embedctl.plan import Pass, Plan
 from embedctl.records import Batch, DeadRow, Slice, WindowKey, WindowRecord
 from embedctl.sinks.base import Sink
 from embedctl.sources.files import check_unchanged
@@ -52,41 +52,53 @@ class Encoding:
     on_commit: Callable[[WindowRecord, tuple[DeadRow, ...]], None]
     dead_before: Callable[[], int]
     windows_of: Callable[[WindowReader], WindowsOf] | None = None
-    _ranges_known: np.ndarray | None = field(default=None, init=False)
+    _ranges_known: dict[str, np.ndarray] = field(default_factory=dict, init=False)
 
     def run(
-        self, slices: Iterable[tuple[Slice, Mapping[int, WindowRecord]]], folder: ModelFolder | None = None
+        self,
+        slices: Iterable[tuple[Slice, Mapping[int, WindowRecord]]],
+        folders: Sequence[ModelFolder] | None = None,
     ) -> None:
         """Commit what is missing of the slices. :raises EmbedctlError: the first failure of any stage."""
-        folder = folder or planning.open_model(self.spec)
-        self._check_model(folder)
-        encoder = wiring.open_planned_encoder(folder, self.plan.spec, self._resolved())
-        pool = ThreadPoolExecutor(encoder.lanes, thread_name_prefix="encode")
+        folders = folders or planning.open_models(self.spec)
+        encoders: list[Encoder] = []
+        pool: ThreadPoolExecutor | None = None
         try:
-            self._note_engine(encoder)
+            for folder, one in zip(folders, self.plan.passes, strict=True):
+                self._check_model(folder, one)
+                kinds = [output.kind for output in one.outputs]
+                encoders.append(wiring.open_planned_encoder(folder, self.plan.spec, self._resolved(one), kinds))
+            self._note_engines(encoders)
             self.halt.check()
-            run(self._worker(folder, encoder, pool), slices)
+            pool = ThreadPoolExecutor(max(e.lanes for e in encoders), thread_name_prefix="encode")
+            run(self._worker(folders, encoders, pool), slices)
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # what is still queued must not hold up an interrupted run
-            encoder.close()
+            if pool is not None:
+                pool.shutdown(wait=False, cancel_futures=True)  # what is queued must not hold up an interrupted run
+            for encoder in encoders:
+                encoder.close()
 
-    def _resolved(self) -> Mapping[str, Any]:
-        """What the plan decided, on the device that this run asks for, if it does."""
-        if self.spec.device is None or self.plan.model["architecture"] == "fake":
-            return self.plan.resolved
+    def _resolved(self, one: Pass) -> Mapping[str, Any]:
+        """What the plan decided for a model, on the device that this run asks for, if it does."""
+        if self.spec.device is None or one.model["architecture"] == "fake":
+            return one.resolved
         from embedctl.encoders.open import resolve_device
 
-        asked, planned = resolve_device(self.spec.device), str(self.plan.resolved["device"])
-        return self.plan.resolved if planned.startswith(asked) else {**self.plan.resolved, "device": asked}
+        asked, planned = resolve_device(self.spec.device), str(one.resolved["device"])
+        return one.resolved if planned.startswith(asked) else {**one.resolved, "device": asked}
 
-    def _worker(self, folder: ModelFolder, encoder: Encoder, pool: ThreadPoolExecutor) -> Worker:
-        tokenizer = wiring.open_tokenizer(folder, self.plan.resolved, self.plan.spec)
-        engine = Engine(
-            encoder=encoder,
-            split=split_batch,
-            padded=padding_of if encoder.padded else lambda batch: batch.num_tokens,
-            pool=pool,
-        )
+    def _worker(self, folders: Sequence[ModelFolder], encoders: Sequence[Encoder], pool: ThreadPoolExecutor) -> Worker:
+        tokenizers = wiring.open_tokenizers(folders, self.plan)
+        engines = [
+            Engine(
+                encoder=encoder,
+                names={output.kind: output.name for output in one.outputs},
+                split=split_batch,
+                padded=padding_of if encoder.padded else lambda batch: batch.num_tokens,
+                pool=pool,
+            )
+            for encoder, one in zip(encoders, self.plan.passes, strict=True)
+        ]
         committer = Committer(
             plan=self.plan,
             storage=self.storage,
@@ -99,10 +111,10 @@ class Encoding:
         )
         return Worker(
             windows=(self.windows_of or _whole_slices)(self._reader()),
-            text=wiring.text_rules(self.plan, tokenizer, encoder.padded),
-            engine=engine,
+            text=wiring.text_rules(self.plan, [(t, e.padded) for t, e in zip(tokenizers, encoders, strict=True)]),
+            engines=engines,
             committer=committer,
-            budget=self._budget,
+            budgets=self._budgets,
             halt=self.halt,
             meter=self.meter,
             on_batch=self.on_batch,
@@ -117,72 +129,83 @@ class Encoding:
         replay = Replay(self.ledger.contents.of_generation(self.plan.generation))
         return WindowReader(self.plan, rules, replay.watch(blocks), replay.digest)
 
-    def _check_model(self, folder: ModelFolder) -> None:
-        if folder.fingerprint() != self.plan.model["fingerprint"]:
+    def _check_model(self, folder: ModelFolder, one: Pass) -> None:
+        if folder.fingerprint() != one.model["fingerprint"]:
             raise PlanMismatch(
-                f"{self.spec.model}: its weights or tokenizer are not the ones {self.storage.uri} was begun with",
+                f"{one.asked}: its weights or tokenizer are not the ones {self.storage.uri} was begun with",
                 hint="bring the old model back, or start a new job with another --to",
             )
 
-    def _note_engine(self, encoder: Encoder) -> None:
+    def _note_engines(self, encoders: Sequence[Encoder]) -> None:
         """Remember what computes; on a resume say so when it is something else, since bytes may then differ."""
-        told = encoder.describe()
-        engine = {k: told.get(k) for k in ("engine", "dtype", "attention")}
-        known = [e["engine"] for e in self.ledger.contents.events if e["kind"] == "engine"]
-        if not known:
-            self.ledger.append({"kind": "engine", "engine": engine})
-        elif engine not in known:
-            self.listener.note(
-                f"begun with {_told(known[0])}, going on with {_told(engine)}: vectors agree closely, not to the byte"
-            )
-        for note in told.get("notes", []):
-            self.listener.note(str(note))
+        for number, encoder in enumerate(encoders):
+            told = encoder.describe()
+            engine = {k: told.get(k) for k in ("engine", "dtype", "attention")}
+            events = [e for e in self.ledger.contents.events if e["kind"] == "engine"]
+            known = [e["engine"] for e in events if e.get("pass", 0) == number]
+            if not known:
+                self.ledger.append({"kind": "engine", "engine": engine, "pass": number})
+            elif engine not in known:
+                self.listener.note(
+                    f"begun with {_told(known[0])}, going on with {_told(engine)}: "
+                    "vectors agree closely, not to the byte"
+                )
+            for note in told.get("notes", []):
+                self.listener.note(str(note))
 
     def _check_source(self, files: Sequence[int]) -> None:
         for index in files:
             check_unchanged(self.plan.files[index])
 
     def _check_dead(self, dead: Sequence[DeadRow]) -> None:
-        """Before a window is committed: the same command is refused again until the rows or the limit change."""
-        if dead and self.spec.on_error == "fail":
-            raise GuardRefused(
-                f"{self.plan.files[dead[0].file].uri}:{dead[0].position}: {dead[0].reason}",
-                hint="go past bad rows with --on-error dead-letter",
-            )
-        limit, _ = self.spec.dead_limit()
-        count = self.dead_before() + len(dead)
-        if limit is not None and count > limit:
-            raise too_many(count, f"{limit}", self.storage.uri)
+        refuse_dead(dead, self.dead_before(), self.spec, self.plan, self.storage.uri)
 
-    def _ranges(self, vectors: np.ndarray) -> np.ndarray:
-        """int8 ranges: the plan's; for standard input the first window's, remembered in the ledger."""
-        if self._ranges_known is None:
-            known = ranges_of(self.plan, self.ledger)
+    def _ranges(self, name: str, vectors: np.ndarray) -> np.ndarray:
+        """An output's int8 ranges: the plan's; for standard input the first window's, remembered in the ledger."""
+        if name not in self._ranges_known:
+            known = ranges_of(self.plan, self.ledger.contents, name)
             if known is None:
                 from embedctl.heads.precision import calibrate
 
                 known = calibrate(vectors)
-                self.ledger.append({"kind": "int8_ranges", "ranges": known.tolist()})
-            self._ranges_known = known
-        return self._ranges_known
+                self.ledger.append({"kind": "int8_ranges", "output": name, "ranges": known.tolist()})
+            self._ranges_known[name] = known
+        return self._ranges_known[name]
 
-    def _budget(self, key: WindowKey) -> int:
-        """Tokens a batch for this window: the plan's, or what an earlier out-of-memory left."""
+    def _budgets(self, key: WindowKey) -> list[int]:
+        """Tokens a batch for this window and each model: the plan's, or what an earlier out-of-memory left."""
         place = [key.generation, key.slice, key.window]
-        events = self.ledger.contents.events
-        lowered: list[int] = [e["batch_tokens"] for e in events if e["kind"] == "budget" and e["after"] < place]
-        planned: int = self.plan.resolved["batch_tokens"]
-        return min([planned, *lowered])
+        budgets = [int(one.resolved["batch_tokens"]) for one in self.plan.passes]
+        for event in self.ledger.contents.events:
+            if event["kind"] == "budget" and event["after"] < place:
+                number = event.get("pass", 0)
+                budgets[number] = min(budgets[number], event["batch_tokens"])
+        return budgets
 
 
-def ranges_of(plan: Plan, ledger: Ledger) -> np.ndarray | None:
-    """float32 (2, C): the job's int8 ranges, None where none were needed or measured yet."""
-    if plan.int8_ranges is not None:
-        return np.array(plan.int8_ranges, dtype=np.float32)
-    for event in ledger.contents.events:
-        if event["kind"] == "int8_ranges":
+def ranges_of(plan: Plan, contents: Contents, name: str) -> np.ndarray | None:
+    """float32 (2, C): an output's int8 ranges, None where none were needed or measured yet."""
+    if name in plan.int8_ranges:
+        return np.array(plan.int8_ranges[name], dtype=np.float32)
+    for event in contents.events:
+        if event["kind"] == "int8_ranges" and event.get("output", name) == name:
             return np.array(event["ranges"], dtype=np.float32)
     return None
+
+
+def refuse_dead(dead: Sequence[DeadRow], before: int, spec: JobSpec, plan: Plan, uri: str) -> None:
+    """Before a window is committed: the same command is refused again until the rows or the limit change.
+
+    :raises GuardRefused: `dead` of the window, after `before` of others, are more than the user accepts.
+    """
+    if dead and spec.on_error == "fail":
+        raise GuardRefused(
+            f"{plan.files[dead[0].file].uri}:{dead[0].position}: {dead[0].reason}",
+            hint="go past bad rows with --on-error dead-letter",
+        )
+    limit, _ = spec.dead_limit()
+    if limit is not None and before + len(dead) > limit:
+        raise too_many(before + len(dead), f"{limit}", uri)
 
 
 def too_many(count: int, limit: str, uri: str) -> GuardRefused:

@@ -51,14 +51,14 @@ class Execution:
         self.tally = Tally(self.plan, self.listener, self.meter, self.began)
         self.storage.drop_scratch(lambda: locks.live_owners(self.storage))
 
-    def run(self, mine: Sequence[Slice], folder: ModelFolder | None) -> Summary:
+    def run(self, mine: Sequence[Slice], folders: Sequence[ModelFolder] | None) -> Summary:
         """:raises EmbedctlError: what must stop the run; what was committed stays."""
         self._adopt({s.index for s in mine})
         self.tally.begin(self.ledger.contents)
         missing = set(ending.incomplete_slices(self.plan, self.ledger.contents))
         todo = [s for s in mine if s.index in missing]
         if todo:
-            self._encode(todo, folder)
+            self._encode(todo, folders)
         return self._finish()
 
     def _adopt(self, mine: set[int]) -> None:
@@ -78,7 +78,7 @@ class Execution:
         if len(self.ledger.contents.windows) > COMPACT_AT:
             self.ledger.compact()
 
-    def _encode(self, todo: Sequence[Slice], folder: ModelFolder | None) -> None:
+    def _encode(self, todo: Sequence[Slice], folders: Sequence[ModelFolder] | None) -> None:
         workers = 1 if self.plan.is_stream or self.windows_of else min(crew.count(self.spec, self.plan), len(todo))
         if workers > 1:
             crew.run(self, [s.index for s in todo], workers)
@@ -101,7 +101,7 @@ class Execution:
             dead_before=lambda: self.tally.rows.dead,
             windows_of=self.windows_of,
         )
-        encoding.run([(s, done.get(s.index, {})) for s in todo], folder)
+        encoding.run([(s, done.get(s.index, {})) for s in todo], folders)
 
     def _encoded(self, batch: Batch) -> None:
         self.tally.encoded(batch.num_tokens, len(batch.units))

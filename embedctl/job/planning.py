@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from embedctl import registry
+from embedctl.errors import UsageError
 from embedctl.heads.precision import calibrate
 from embedctl.job import wiring
 from embedctl.models.folder import ModelFolder
 from embedctl.models.load import find_model
-from embedctl.plan import Plan, job_of, recipe_of
+from embedctl.outputs import SINGLE, OutputSpec, dense
+from embedctl.plan import Pass, Plan, job_of, recipe_of
 from embedctl.records import Segment, Slice, SourceFile
 from embedctl.sources.files import STDIN, snapshot
 from embedctl.sources.roles import is_number_id
@@ -34,25 +36,29 @@ CPU_BATCH_TOKENS = 4096
 CUDA_BATCH_TOKENS = 65536
 
 
-_NO_ROWS = (Slice(index=0, segments=()),)
+NO_ROWS = (Slice(index=0, segments=()),)
 """A corpus without rows is one empty window, so that its part tells readers the schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A plan, and the model folder that it was made with."""
+    """A plan, and the model folders that it was made with."""
 
     plan: Plan
-    folder: ModelFolder
+    folders: tuple[ModelFolder, ...]
 
 
-def open_model(spec: JobSpec) -> ModelFolder:
-    return find_model(
-        spec.model,
-        revision=spec.revision,
-        offline=spec.offline,
-        allow_pickle=spec.allow_pickle,
-        trust_remote_code=spec.trust_remote_code,
+def open_models(spec: JobSpec) -> tuple[ModelFolder, ...]:
+    """:raises ModelError: not found, or not understood."""
+    return tuple(
+        find_model(
+            asked,
+            revision=spec.revision,
+            offline=spec.offline,
+            allow_pickle=spec.allow_pickle,
+            trust_remote_code=spec.trust_remote_code,
+        )
+        for _, asked in spec.models
     )
 
 
@@ -71,12 +77,11 @@ def draft(spec: JobSpec, files: Sequence[SourceFile]) -> Draft:
         where_columns=sorted(columns_of(spec.where, column_names(schemas))) if spec.where else (),
         schemas=schemas,
     )
-    folder = open_model(spec)
-    resolved = _resolve(spec, folder)
+    folders = open_models(spec)
     id_field = schema.schema.field(schema.id_column) if schema.id_column else None
-    resolved["id_type"] = "int64" if id_field is not None and is_number_id(id_field) else "string"
-    made_of = {k: resolved[k] for k in ("dtype", "prompt", "max_length", "dim")} | {"text": list(schema.text_columns)}
-    recipe = recipe_of(spec, folder.fingerprint(), made_of)
+    id_type = "int64" if id_field is not None and is_number_id(id_field) else "string"
+    passes = passes_of(spec, folders, id_type)
+    recipe = recipe_of(spec, schema.text_columns, passes)
     seen = snapshot(files)
     sized = [s for f in files for s in size_segments(f, formats[f.format].segments(f, spec.slice_bytes))]
     plan = Plan(
@@ -85,18 +90,58 @@ def draft(spec: JobSpec, files: Sequence[SourceFile]) -> Draft:
         recipe=recipe,
         snapshot=seen,
         spec=spec.of_kind("rows", "recipe", "tuning"),
-        resolved=resolved,
-        model=_card(folder, resolved),
+        passes=passes,
         schema=schema.schema,
         id_column=schema.id_column,
         text_columns=tuple(schema.text_columns),
         keep=tuple(schema.keep),
         inputs=tuple(i if i == STDIN else os.path.abspath(i) for i in spec.inputs),
         files=tuple(files),
-        slices=tuple(cut_slices(sized, spec.slice_bytes, limit_rows=spec.limit)) or _NO_ROWS,
-        libraries=_libraries(),
+        slices=tuple(cut_slices(sized, spec.slice_bytes, limit_rows=spec.limit)) or NO_ROWS,
+        libraries=libraries(),
     )
-    return Draft(plan=plan, folder=folder)
+    return Draft(plan=plan, folders=folders)
+
+
+def passes_of(spec: JobSpec, folders: Sequence[ModelFolder], id_type: str) -> tuple[Pass, ...]:
+    """What the settings become for each model. :raises UsageError: an output that the model does not give."""
+    passes = []
+    for (name, asked), folder in zip(spec.models, folders, strict=True):
+        resolved = {**_resolve(spec, folder), "id_type": id_type}
+        outputs = _outputs(spec, name, folder)
+        passes.append(Pass(asked=asked, model=_card(folder, resolved), resolved=resolved, outputs=outputs))
+    _check_outputs(spec, passes)
+    return tuple(passes)
+
+
+def _outputs(spec: JobSpec, name: str | None, folder: ModelFolder) -> tuple[OutputSpec, ...]:
+    """The outputs asked for; else, of a named model, the kind of that name; else what the model is made for."""
+    wanted = spec.output or ((name,) if name in folder.kinds else folder.kinds[:1])
+    for kind in wanted:
+        if kind not in folder.kinds:
+            raise UsageError(
+                f"--output: {folder.name} gives no {kind} output; it gives: {', '.join(folder.kinds)}",
+                hint=f"--output {folder.kinds[0]}",
+            )
+    return tuple(
+        OutputSpec(
+            name=name if name and len(wanted) == 1 else SINGLE if len(wanted) == 1 else kind,
+            kind=kind,
+            dim=folder.numbers(kind, spec),
+            vector_type={"dense": spec.vector_type, "multivector": "float16"}.get(kind, "float32"),
+            similarity="dot" if kind == "sparse" else folder.similarity,
+        )
+        for kind in folder.kinds
+        if kind in wanted
+    )
+
+
+def _check_outputs(spec: JobSpec, passes: Sequence[Pass]) -> None:
+    kinds = [output.kind for one in passes for output in one.outputs]
+    if spec.chunk_pool and set(kinds) != {"dense"}:
+        raise UsageError("--chunk-pool: only dense vectors can be averaged", hint="leave out --chunk-pool")
+    if spec.vector_type != "float32" and "dense" not in kinds:
+        raise UsageError(f"--vector-type: it is for dense vectors, and there are only {', '.join(kinds)}")
 
 
 def available_cpus() -> int:
@@ -161,7 +206,8 @@ def _card(folder: ModelFolder, resolved: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _libraries() -> dict[str, str]:
+def libraries() -> dict[str, str]:
+    """Versions of what computes, recorded in the plan and compared with nothing."""
     found = {"python": platform.python_version()}
     for name in ("numpy", "pyarrow", "tokenizers", "torch", "transformers"):
         try:
@@ -224,19 +270,29 @@ def _probes(plan: Plan) -> list[tuple[Segment, int]]:
     return out
 
 
-def int8_ranges(plan: Plan, folder: ModelFolder) -> list[list[float]]:
-    """Ranges of each dimension over the probe's vectors, as nested lists (2, C)."""
+def int8_ranges(plan: Plan, folders: Sequence[ModelFolder]) -> dict[str, list[list[float]]]:
+    """Ranges of each dimension over the probe's vectors, as nested lists (2, C), for each dense output."""
+    texts = sorted(set(probe(plan).texts))
+    return {
+        output.name: _ranges(plan, folder, one, texts)
+        for folder, one in zip(folders, plan.passes, strict=True)
+        for output in one.outputs
+        if output.kind == "dense"
+    }
+
+
+def _ranges(plan: Plan, folder: ModelFolder, one: Pass, texts: Sequence[str]) -> list[list[float]]:
     from embedctl.tokens.pack import make_batches
 
-    tokenizer = wiring.open_tokenizer(folder, plan.resolved, plan.spec)
-    encoder = wiring.open_planned_encoder(folder, plan.spec, plan.resolved)
+    tokenizer = wiring.open_tokenizer(folder, one.resolved, plan.spec)
+    encoder = wiring.open_planned_encoder(folder, plan.spec, one.resolved)
     try:
-        texts = sorted(set(probe(plan).texts))
+        dim = encoder.dims["dense"]
         if not texts:
-            return [[-1.0] * encoder.dim, [1.0] * encoder.dim]
-        vectors = np.zeros((len(texts), encoder.dim), dtype=np.float32)
-        for batch in make_batches(tokenizer(texts), plan.resolved["batch_tokens"], padded=encoder.padded):
-            vectors[batch.units] = encoder.encode(batch)
+            return [[-1.0] * dim, [1.0] * dim]
+        vectors = np.zeros((len(texts), dim), dtype=np.float32)
+        for batch in make_batches(tokenizer(texts), one.resolved["batch_tokens"], padded=encoder.padded):
+            vectors[batch.units] = dense(encoder.encode(batch))
         ranges: list[list[float]] = calibrate(vectors[np.isfinite(vectors).all(axis=1)]).tolist()
         return ranges
     finally:

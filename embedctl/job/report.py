@@ -16,6 +16,7 @@ from embedctl.job import planning, wiring
 from embedctl.job.destination import default_destination, open_existing
 from embedctl.ledger import dead, locks
 from embedctl.ledger.segments import Ledger
+from embedctl.outputs import OutputSpec
 from embedctl.plan import Plan
 from embedctl.records import Tokenized
 from embedctl.sources.files import STDIN, discover
@@ -26,6 +27,7 @@ SPEED_PROBE_S = 2.0
 _PACKED = 3
 _ROW_BYTES = 500
 """Guesses for what a sample cannot tell: how far a compressed file unpacks, how long a row of CSV is."""
+_SPARSE_ENTRIES = 200
 _VALUE_BYTES = {"float32": 4.0, "float16": 2.0, "int8": 1.0, "uint8": 1.0, "binary": 1 / 8, "ubinary": 1 / 8}
 
 
@@ -39,7 +41,7 @@ def plan(spec: JobSpec, listener: Listener) -> dict[str, Any]:
     made = planning.draft(spec, discover(spec.inputs, spec.format))
     probe = planning.probe(made.plan)
     texts = probe.texts
-    tokenizer = wiring.open_tokenizer(made.folder, made.plan.resolved, made.plan.spec)
+    tokenizer = wiring.open_tokenizer(made.folders[0], made.plan.resolved, made.plan.spec)
     whole = np.array(tokenizer.count(texts), dtype=np.int64) + tokenizer.overhead_tokens
     tokenized = tokenizer(texts)
     listener.note(f"measuring speed for {SPEED_PROBE_S:g} s")
@@ -60,11 +62,18 @@ def plan(spec: JobSpec, listener: Listener) -> dict[str, Any]:
         "truncated_share": round(float(tokenized.truncated.mean()), 4) if texts else 0.0,
         "tokens_per_second": round(speed),
         "eta_s": round(tokens * rows / speed, 1) if speed else None,
-        "output_bytes": int(rows * made.plan.resolved["dim"] * _VALUE_BYTES[spec.vector_type]),
+        "output_bytes": round(rows * sum(_bytes_a_row(output, tokens) for output in made.plan.outputs)),
         "columns": {"text": [*made.plan.text_columns], "id": made.plan.id_column, "keep": [*made.plan.keep]},
         "model": dict(made.plan.model),
         "resolved": dict(made.plan.resolved),
     }
+
+
+def _bytes_a_row(output: OutputSpec, tokens: float) -> float:
+    """Of a row of so many tokens, before compression."""
+    if output.kind == "sparse":
+        return 8.0 * min(_SPARSE_ENTRIES, output.dim)
+    return output.dim * _VALUE_BYTES[output.vector_type] * (tokens if output.kind == "multivector" else 1.0)
 
 
 def _lengths(tokens: np.ndarray) -> dict[str, float]:
@@ -77,7 +86,8 @@ def _lengths(tokens: np.ndarray) -> dict[str, float]:
 
 def _tokens_per_s(made: planning.Draft, tokenized: Tokenized) -> float:
     """Real tokens a second over the sample, for about SPEED_PROBE_S after one warm-up batch."""
-    encoder = wiring.open_planned_encoder(made.folder, made.plan.spec, made.plan.resolved)
+    one = made.plan.passes[0]
+    encoder = wiring.open_planned_encoder(made.folders[0], made.plan.spec, one.resolved, [o.kind for o in one.outputs])
     try:
         batches = list(make_batches(tokenized, made.plan.resolved["batch_tokens"], padded=encoder.padded))
         encoder.encode(batches[-1])

@@ -123,13 +123,11 @@ def _next_plan(last: Plan, spec: JobSpec, standing: Sequence[WindowRecord]) -> P
     needed = {b.file for r in standing for b in r.books if b.dead}
     files = tuple(_as_now(f) if f.index in needed else f for f in last.files)
     tuned = spec.of_kind("tuning")
-    resolved = dict(last.resolved)
-    resolved |= {k: v for k in ("batch_tokens", "threads", "device") if (v := tuned[k]) is not None}
+    changes = {k: v for k in ("batch_tokens", "threads", "device") if (v := tuned[k]) is not None}
     return replace(
-        last,
+        last.with_resolved(changes),
         generation=last.generation + 1,
         spec={**last.spec, **tuned},
-        resolved=resolved,
         files=files,
         snapshot=snapshot(files),
         targets=tuple((r.key.slice, r.key.window) for r in standing),

@@ -57,7 +57,7 @@ def _embed(spec: JobSpec, listener: Listener) -> Summary:
         with contextlib.ExitStack() as stack:
             stack.callback(storage.drop_own_scratch)
             stack.callback(destination.sink.close)
-            plan, folder = _find_or_make(spec, files, storage, listener, halt)
+            plan, folders = _find_or_make(spec, files, storage, listener, halt)
             ledger = Ledger(storage)
             if _is_done(plan, destination.sink, ledger):
                 return summary_of(plan, storage, ledger, Meter(), began, new_dead=0, status="already done")
@@ -79,7 +79,7 @@ def _embed(spec: JobSpec, listener: Listener) -> Summary:
                 lease=lease[0],
                 began=began,
             )
-            return execution.run(mine, folder)
+            return execution.run(mine, folders)
 
 
 def _is_done(plan: Plan, sink: Sink, ledger: Ledger) -> bool:
@@ -101,7 +101,7 @@ def _find_or_make(
     storage: LocalStorage,
     listener: Listener,
     halt: Halt,
-) -> tuple[Plan, ModelFolder | None]:
+) -> tuple[Plan, Sequence[ModelFolder] | None]:
     """The destination's plan, checked against the spec, or a new one, published while nobody else can."""
     plan = plans.load(storage)
     if plan is None:
@@ -111,7 +111,7 @@ def _find_or_make(
             halt.check()
             found = plans.load(storage)
             if found is None:
-                return _publish(made, spec, storage), made.folder
+                return _publish(made, spec, storage), made.folders
         plan = found
     first = plans.load(storage, 1) or plan
     plans.check(first, spec, storage.uri)
@@ -119,7 +119,7 @@ def _find_or_make(
         raise PlanMismatch(
             f"{storage.uri}: a retry was begun and not finished", hint=f"finish it with: embedctl retry {storage.uri}"
         )
-    _check_snapshot(plan, files, storage)
+    check_snapshot(plan, files, storage)
     return plan.moved_to(files), None
 
 
@@ -127,7 +127,7 @@ def _publish(made: planning.Draft, spec: JobSpec, storage: LocalStorage) -> Plan
     """The caller holds the lease on planning."""
     plan = made.plan
     if spec.vector_type in ("int8", "uint8") and not plan.is_stream:
-        plan = replace(plan, int8_ranges=planning.int8_ranges(plan, made.folder))
+        plan = replace(plan, int8_ranges=planning.int8_ranges(plan, made.folders))
     storage.drop_scratch(lambda: locks.live_owners(storage))
     _remember(plan, storage)
     plans.publish(storage, plan)
@@ -146,7 +146,7 @@ def _remember(plan: Plan, storage: LocalStorage) -> None:
     ledger.append({"kind": "job", "job": plan.job})
 
 
-def _check_snapshot(plan: Plan, files: Sequence[SourceFile], storage: LocalStorage) -> None:
+def check_snapshot(plan: Plan, files: Sequence[SourceFile], storage: LocalStorage) -> None:
     if snapshot(files) == plan.snapshot:
         return
     planned, found = {f.uri: f for f in plan.files}, {f.uri: f for f in files}

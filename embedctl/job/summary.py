@@ -28,7 +28,7 @@ def summary_of(
     records = ending.live_records(ledger.contents)
     rows = ending.totals(ledger.contents)
     tokens, padded = sum(r.tokens for r in records), sum(r.padded_tokens for r in records)
-    details: dict[str, Any] = {"model": plan.model["name"], "dim": plan.model["dim"], "generation": plan.generation}
+    details: dict[str, Any] = {"model": plan.model["name"], "dim": plan.outputs[0].dim, "generation": plan.generation}
     details |= {"run_tokens": run_tokens}
     if rows.dead:
         details["dead_letters"] = f"{storage.root}/{STATE}/dead_letters.jsonl"

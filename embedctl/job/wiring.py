@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,13 +12,14 @@ from embedctl import registry
 from embedctl.encoders.base import Encoder
 from embedctl.heads.precision import overflows, quantize
 from embedctl.models.folder import ModelFolder
+from embedctl.outputs import Multivector, OutputKind, Sparse, Values
 from embedctl.plan import Plan
 from embedctl.records import RowBlock, Segment, SourceFile
 from embedctl.sources.files import check_unchanged
 from embedctl.sources.slices import sample_mask
 from embedctl.sources.where import Where
 from embedctl.stages.commit import VectorRules
-from embedctl.stages.prepare import Spans, TextRules
+from embedctl.stages.prepare import FeedRules, Spans, TextRules
 from embedctl.stages.windows import Blocks, RowRules
 from embedctl.text.chunk import Chunker, Kind, pool_chunks
 from embedctl.text.template import row_problem, text_rule
@@ -74,8 +75,26 @@ def open_tokenizer(folder: ModelFolder, resolved: Mapping[str, Any], spec: Mappi
     )
 
 
-def open_planned_encoder(folder: ModelFolder, plan_spec: Mapping[str, Any], resolved: Mapping[str, Any]) -> Encoder:
-    """The encoder, opened with what was resolved. Only this imports torch, and not for the fake."""
+def open_tokenizers(folders: Sequence[ModelFolder], plan: Plan) -> list[Tokenizer]:
+    """One a model; models that cut and prompt the same tokenizer alike share it, so texts go through it once."""
+    known: dict[tuple[Any, ...], Tokenizer] = {}
+    tokenizers = []
+    for folder, one in zip(folders, plan.passes, strict=True):
+        settings = (one.resolved["max_length"], one.resolved["prompt"], folder.lowercase, folder.add_special_tokens)
+        key = (folder.tokenizer_fingerprint(), *settings)
+        if key not in known:
+            known[key] = open_tokenizer(folder, one.resolved, plan.spec)
+        tokenizers.append(known[key])
+    return tokenizers
+
+
+def open_planned_encoder(
+    folder: ModelFolder,
+    plan_spec: Mapping[str, Any],
+    resolved: Mapping[str, Any],
+    kinds: Sequence[OutputKind] = ("dense",),
+) -> Encoder:
+    """The encoder of these outputs, opened with what was resolved. Only this imports torch, and not for the fake."""
     if folder.kind == "fake":
         fake: Encoder = registry.get("encoders", "fake")(folder.name, dim=resolved["dim"])
         return fake
@@ -92,18 +111,26 @@ def open_planned_encoder(folder: ModelFolder, plan_spec: Mapping[str, Any], reso
         num_prompt_tokens=resolved["num_prompt_tokens"],
         compile=resolved["compile"],
         trust_remote_code=plan_spec["trust_remote_code"],
+        outputs=tuple(kinds),
     )
 
 
-def text_rules(plan: Plan, tokenizer: Tokenizer, padded: bool) -> TextRules:
+def feed_rules(tokenizer: Tokenizer, padded: bool) -> FeedRules:
+    return FeedRules(
+        tokenize=tokenizer, pack=lambda tokenized, budget: list(make_batches(tokenized, budget, padded=padded))
+    )
+
+
+def text_rules(plan: Plan, feeds: Sequence[tuple[Tokenizer, bool]]) -> TextRules:
+    """feeds: for each model its tokenizer, and whether its encoder pads."""
+    tokenizer = feeds[0][0]
     rule = plan.spec["chunk"]
     kind, _, size = (rule or "").partition(":")
     overlong = plan.spec["on_overlong"]
     longest = plan.resolved["max_length"]
     return TextRules(
-        tokenize=tokenizer,
         unique=unique_texts,
-        pack=lambda tokenized, budget: list(make_batches(tokenized, budget, padded=padded)),
+        feeds=[feed_rules(own, padded) for own, padded in feeds],
         chunk=_spans(cast(Kind, kind), int(size), plan.spec["overlap"], tokenizer) if rule else None,
         on_overlong=overlong,
         overlong=_spans("tokens", longest, 0, tokenizer) if overlong == "chunk" else None,
@@ -121,20 +148,33 @@ def _spans(kind: Kind, size: int, overlap: int, tokenizer: Tokenizer) -> Spans:
     ).spans
 
 
-def vector_rules(plan: Plan, ranges: Callable[[np.ndarray], np.ndarray | None]) -> VectorRules:
-    """`ranges` gives the int8 ranges, from the plan or, for standard input, from the first window it is shown."""
-    kind = plan.spec["vector_type"]
+def vector_rules(plan: Plan, ranges: Callable[[str, np.ndarray], np.ndarray | None]) -> VectorRules:
+    """`ranges` gives an output's int8 ranges: the plan's or, for standard input, those of the first window it is shown."""
+    types = {output.name: output.vector_type for output in plan.outputs}
 
-    def store(vectors: np.ndarray) -> tuple[np.ndarray, dict[int, str]]:
+    def store(name: str, values: Values) -> tuple[Values, dict[int, str]]:
+        kind = types[name]
+        if isinstance(values, Sparse):
+            return values, {}
+        if isinstance(values, Multivector):
+            return _stored_multivector(values, kind)
         if kind in ("int8", "uint8"):
-            return quantize(vectors, kind, ranges(vectors)), {}
-        over = np.flatnonzero(overflows(vectors, kind)).tolist()
+            return quantize(values, kind, ranges(name, values)), {}
+        over = np.flatnonzero(overflows(values, kind)).tolist()
         if over:
-            return vectors, dict.fromkeys(over, f"the vector does not fit in {kind}")
-        return quantize(vectors, kind, None), {}
+            return values, dict.fromkeys(over, f"the vector does not fit in {kind}")
+        return quantize(values, kind, None), {}
 
     pool = None
     if plan.spec["chunk_pool"]:
         normalise = bool(plan.model["normalised"])
         pool = lambda vectors, document, weights: pool_chunks(vectors, document, weights, normalise)  # noqa: E731
     return VectorRules(store=store, pool=pool)
+
+
+def _stored_multivector(values: Multivector, kind: str) -> tuple[Multivector, dict[int, str]]:
+    over = np.flatnonzero(overflows(values.vectors, kind))
+    if len(over):
+        rows = np.unique(np.searchsorted(values.offsets, over, side="right") - 1).tolist()
+        return values, dict.fromkeys(rows, f"a vector does not fit in {kind}")
+    return Multivector(offsets=values.offsets, vectors=quantize(values.vectors, kind, None)), {}

@@ -104,7 +104,7 @@ def acquire(
     listener: Listener,
 ) -> Lease:
     """As `lease`, without the block."""
-    mine: Held = {**_myself(), "nonce": os.urandom(6).hex(), "owner": storage.owner, "beat": 0}
+    mine: Held = {**myself(), "nonce": os.urandom(6).hex(), "owner": storage.owner, "beat": 0}
     mine |= {"names": sorted(names), "slices": _ranges(slices)}
     watched: dict[str, tuple[int, float]] = {}
     told = False
@@ -133,12 +133,12 @@ def acquire(
 
 def holders(storage: Storage) -> list[Held]:
     """The leases that stand now, each with `alive`: True, False, or None when it cannot be told from here."""
-    return [{**h, "alive": _alive(h)} for h in _read(storage)[0]]
+    return [{**h, "alive": alive(h)} for h in _read(storage)[0]]
 
 
 def live_owners(storage: Storage) -> frozenset[str]:
     """Storage owners whose lease may be alive."""
-    return frozenset(h["owner"] for h in _read(storage)[0] if _alive(h) is not False)
+    return frozenset(h["owner"] for h in _read(storage)[0] if alive(h) is not False)
 
 
 def _read(storage: Storage) -> tuple[list[Held], str | None]:
@@ -171,9 +171,9 @@ def _overlap(one: Held, two: Held) -> bool:
 
 
 def _gone(held: Held, watched: dict[str, tuple[int, float]]) -> bool:
-    alive = _alive(held)
-    if alive is not None:
-        return not alive
+    known = alive(held)
+    if known is not None:
+        return not known
     beat, since = watched.setdefault(held["nonce"], (held["beat"], time.monotonic()))
     if beat != held["beat"]:
         watched[held["nonce"]] = (held["beat"], time.monotonic())
@@ -181,9 +181,9 @@ def _gone(held: Held, watched: dict[str, tuple[int, float]]) -> bool:
     return time.monotonic() - since > TAKEOVER_S
 
 
-def _alive(held: Held) -> bool | None:
-    """Whether the owner's process lives; None when it is on another host."""
-    me = _myself()
+def alive(held: Held) -> bool | None:
+    """Whether the process that `myself` described lives; None when it is on another host."""
+    me = myself()
     if held["host"] != me["host"]:
         return None
     if held["boot"] != me["boot"]:
@@ -191,7 +191,8 @@ def _alive(held: Held) -> bool | None:
     return bool(_start_of(held["pid"]) == held["start"])
 
 
-def _myself() -> Held:
+def myself() -> Held:
+    """What tells this process from every other: host, boot, pid, start."""
     pid = os.getpid()
     return {"host": socket.gethostname(), "boot": _boot_id(), "pid": pid, "start": _start_of(pid)}
 

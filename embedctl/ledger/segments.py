@@ -22,6 +22,8 @@ FOLDER = f"{STATE}/ledger"
 FOLD = 64
 LOST = "lost"
 """Kind of the event that a revised window's part is gone, so that its first revision counts again."""
+RETIRED = "retired"
+"""Kind of the event that windows are no part of the destination any more: all `before` a generation, or `keys`."""
 
 
 @dataclass(slots=True)
@@ -32,6 +34,8 @@ class Contents:
     events: list[Json] = field(default_factory=list)
     _revised: dict[WindowKey, dict[int, WindowRecord]] = field(default_factory=dict)
     _lost: dict[WindowKey, int] = field(default_factory=dict)
+    _retired: set[WindowKey] = field(default_factory=set)
+    _retired_before: int = 0
 
     def add(self, obj: Json) -> None:
         """Take one record in; the order does not matter, nor how often."""
@@ -46,6 +50,11 @@ class Contents:
             key = WindowKey(generation=obj["key"][0], slice=obj["key"][1], window=obj["key"][2])
             self._lost[key] = max(obj["revision"], self._lost.get(key, 0))
             self._choose(key)
+        elif obj.get("kind") == RETIRED:
+            self._retired_before = max(self._retired_before, obj.get("before", 0))
+            self._retired |= {WindowKey(generation=g, slice=s, window=w) for g, s, w in obj.get("keys", ())}
+            for key in list(self.windows):
+                self._choose(key)
 
     def drop(self, key: WindowKey) -> None:
         """Forget a window, until its record is added again."""
@@ -58,7 +67,7 @@ class Contents:
 
     def _choose(self, key: WindowKey) -> None:
         standing = [r for n, r in self._revised.get(key, {}).items() if n == 0 or n > self._lost.get(key, 0)]
-        if standing:
+        if standing and key not in self._retired and key.generation >= self._retired_before:
             self.windows[key] = max(standing, key=lambda r: r.revision)
         else:
             self.windows.pop(key, None)

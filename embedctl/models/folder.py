@@ -8,51 +8,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from embedctl.errors import UsageError
-from embedctl.models.fingerprint import fingerprint_of
+from embedctl.models.fake import VOCABULARY, fake_options
+from embedctl.models.fingerprint import file_sha256, fingerprint_of
+from embedctl.models.modules import Dense, Late, Module, Normalize, Pooling, SparseHead
+from embedctl.models.scorer import Scorer
+from embedctl.outputs import OutputKind
 from embedctl.spec import JobSpec
 
 UNLIMITED = 1 << 30
 """`max_seq_length` of a model that takes texts of any length."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pooling:
-    """Tokens to one vector; several modes are concatenated in this order. Without `include_prompt` the prompt's
-    tokens are left out."""
-
-    modes: tuple[str, ...]
-    include_prompt: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dense:
-    """activation(x W + b), plus x (projected where widths differ) when `residual`. `activation` is a torch class."""
-
-    path: Path
-    in_features: int
-    out_features: int
-    bias: bool
-    activation: str
-    residual: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerNorm:
-    path: Path
-    dimension: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Normalize:
-    pass
-
-
-Module = Pooling | Dense | LayerNorm | Normalize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +30,10 @@ class ModelFolder:
 
     `path` holds config, tokenizer and weights of the transformer or static table (None for fakes); `root` the whole
     folder. `modules` follow the transformer in order; those before the pooling act on every token. `notes` are facts
-    a user should hear. `max_positions`: tokens the weights can place, None where any number.
+    a user should hear. `max_positions`: tokens the weights can place, None where any number. `gives`: the outputs it
+    can give, the one it is made for first. `marker`: a token put behind the first special one. `query_side`: the same
+    model as it reads queries, None where it reads them like documents. `labels` of a score's numbers;
+    `scorer`: where they come from, read by `score_format` only.
     """
 
     name: str
@@ -85,6 +57,13 @@ class ModelFolder:
     allow_pickle: bool = False
     trust_remote_code: bool = False
     notes: tuple[str, ...] = ()
+    gives: tuple[OutputKind, ...] = ("dense",)
+    sparse: SparseHead | None = None
+    late: Late | None = None
+    marker: str = ""
+    query_side: ModelFolder | None = None
+    labels: tuple[str, ...] = ()
+    scorer: Scorer | None = None
 
     @property
     def pooling(self) -> Pooling | None:
@@ -158,11 +137,50 @@ class ModelFolder:
 
         :raises UsageError: `--dim` is more than the model gives.
         """
-        full = self.width(spec.pooling)
+        full = self.late.width if self.late is not None and "dense" not in self.gives else self.width(spec.pooling)
         wanted = spec.dim or min(self.truncate_dim or full, full)
         if wanted > full:
             raise UsageError(f"--dim: {self.name} gives {full} numbers, {wanted} asked", hint=f"--dim {full}")
         return wanted
+
+    @property
+    def kinds(self) -> tuple[OutputKind, ...]:
+        """The outputs it can give in one pass, the one it is made for first."""
+        return self.gives if self.path is not None else fake_options(self.name).kinds
+
+    def numbers(self, kind: OutputKind, spec: JobSpec) -> int:
+        """See `OutputSpec.dim`. :raises UsageError: `--dim` is more than the model gives, or cannot be had of it."""
+        if kind == "sparse":
+            if self.sparse is None:
+                return VOCABULARY
+            if spec.dim is not None and "dense" not in self.gives:
+                raise UsageError(
+                    f"--dim: {self.name} gives sparse vectors, which are not cut",
+                    hint="--sparse-top-k keeps the greatest",
+                )
+            return self.sparse.vocabulary
+        if kind == "score":
+            return max(len(self.labels), 1)
+        if kind != "multivector" or self.late is None:
+            return self.dim(spec)
+        wanted = spec.dim if spec.dim is not None and "dense" not in self.gives else self.late.width
+        if wanted > self.late.width:
+            raise UsageError(
+                f"--dim: {self.name} gives {self.late.width} numbers, {wanted} asked", hint=f"--dim {self.late.width}"
+            )
+        return wanted
+
+    def as_query(self) -> ModelFolder:
+        """The model as it reads queries: its query prompt, length, route and expansion."""
+        return self if self.query_side is None else replace(self.query_side, query_side=None)
+
+    def tokenizer_fingerprint(self) -> str:
+        """The same for models whose tokenizers have the same files."""
+        if self.path is None:
+            return "fake"
+        names = ("tokenizer", "special_tokens", "added_tokens", "vocab", "merges", "spiece", "sentencepiece")
+        files = sorted(f for f in self.path.iterdir() if f.name.startswith(names))
+        return ",".join(file_sha256(f) for f in files) or str(self.path)
 
     def fingerprint(self) -> str:
         """sha256 over the contents of weights, tokenizer and settings: the same wherever the folder lies."""

@@ -18,7 +18,9 @@ from embedctl.models.fingerprint import file_sha256
 from embedctl.models.folder import ModelFolder
 from embedctl.models.st_format import read_folder
 
-_HUB_FILES = ("*.json", "*.txt", "*.model", "*.py", "*.jinja", "*.safetensors", "vocab*")
+_HUB_FILES = (
+    "*.json", "*.txt", "*.model", "*.py", "*.jinja", "*.safetensors", "vocab*", "artifact.metadata", "*_linear.pt",
+)  # fmt: skip
 _PICKLES = ("pytorch_model*.bin", "*/pytorch_model*.bin")
 
 

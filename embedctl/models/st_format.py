@@ -1,48 +1,27 @@
 """The files of sentence-transformers, and of plain transformers and model2vec folders, read whole.
 
-Enters: a folder. Leaves: a `ModelFolder`. Refuses by name whatever would change the numbers and is not understood:
-unknown modules, routers with a choice, chat formats, other outputs than token embeddings, sparse and cross encoders.
+Enters: a folder. Leaves: a `ModelFolder`, with the outputs it can give. Refuses by name whatever would change the
+numbers and is not understood: unknown modules, routers without a way for documents, chat formats, other outputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from embedctl.errors import ModelError
 from embedctl.models import files
-from embedctl.models.folder import UNLIMITED, Dense, LayerNorm, ModelFolder, Module, Normalize, Pooling
-from embedctl.models.transformer_files import read_transformer
-from embedctl.spec import POOLINGS
+from embedctl.models.entries import Entry, read_entries
+from embedctl.models.folder import UNLIMITED, ModelFolder
+from embedctl.models.late_format import is_late, is_stanford, read_rules, read_stanford, with_rules
+from embedctl.models.module_files import check_widths, read_module, unknown_module
+from embedctl.models.modules import Dense, Late, LayerNorm, Module, Normalize, Pooling
+from embedctl.models.sparse_format import read_m3, read_splade, read_table, vocabulary_of
+from embedctl.models.transformer_files import read_transformer, task_of
 
-_LEGACY_MODES = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
-_OTHER_KINDS = {
-    "SparseEncoder": "a sparse encoder",
-    "CrossEncoder": "a reranker",
-    "MultiVectorEncoder": "late interaction",
-}
-_OWN = ("sentence_transformers.", "pylate.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
-    """One line of modules.json."""
-
-    type: str
-    path: Path
-
-    @property
-    def kind(self) -> str:
-        return self.type.rpartition(".")[2]
+_LATE_RULES = ("MultiVectorMask", "HierarchicalTokenPooling")
 
 
 def read_folder(root: Path, name: str, *, allow_pickle: bool = False, trust_remote_code: bool = False) -> ModelFolder:
@@ -59,55 +38,134 @@ def read_folder(root: Path, name: str, *, allow_pickle: bool = False, trust_remo
             f"{root}: neither modules.json nor config.json; this is not a model folder",
             hint="give the folder that holds them, or a model's name: embedctl models",
         )
-    if files.read_object(root / "config.json").get("model_type") == "model2vec" or _is_model2vec(root):
+    config = files.read_object(root / "config.json")
+    if config.get("model_type") == "model2vec" or _is_model2vec(root):
         return _model2vec(start, root)
-    return read_transformer(start, root, {}, plain=True)
+    if is_stanford(config):
+        return read_stanford(read_transformer(_settings(start, root), root, {}, task="feature-extraction"), root)
+    return read_transformer(_settings(start, root), root, {}, task=None)
 
 
 def _sentence_transformers(start: ModelFolder, root: Path) -> ModelFolder:
-    listed = files.read_json(root / "modules.json")
-    if not isinstance(listed, list) or not listed or not all(isinstance(m, dict) and "type" in m for m in listed):
-        raise ModelError(f"{root / 'modules.json'}: not a list of modules")
-    entries = [_Entry(type=str(m["type"]), path=_inside(root, str(m.get("path", "")))) for m in listed]
-    entries = _unrouted(entries)
-    first, rest = entries[0], entries[1:]
-    folder = _settings(start, root)
-    if first.kind == "Transformer":
-        config = _sentence_bert_config(first.path)
-        folder = read_transformer(folder, first.path, config, plain=False)
-    elif first.kind == "StaticEmbedding":
-        folder = _static(folder, first.path)
-    else:
-        raise _unknown(first, root)
-    static = folder.kind == "static"
-    modules: list[Module] = list(folder.modules)
-    for entry in rest:
-        module = _module(
-            entry, root, folder.allow_pickle, pooled=static or any(isinstance(m, Pooling) for m in modules)
-        )
-        if module is not None:
-            modules.append(module)
-    if folder.kind == "transformer" and not any(isinstance(m, Pooling) for m in modules):
-        raise ModelError(f"{root / 'modules.json'}: no Pooling module, so no vector for a text")
-    folder = replace(folder, modules=tuple(modules))
-    _check_widths(folder, root)
+    ways = read_entries(root)
+    folder = _assembled(start, root, ways.documents)
+    if ways.queries != ways.documents:
+        queries = _assembled(start, root, ways.queries)
+        if queries.kinds != folder.kinds:
+            raise ModelError(f"{root}: queries give {queries.kinds[0]} vectors and documents {folder.kinds[0]} ones")
+        folder = replace(folder, query_side=queries, weights=tuple(dict.fromkeys(folder.weights + queries.weights)))
     return folder
 
 
-def _inside(root: Path, relative: str) -> Path:
-    path = root / relative
-    if not path.resolve().is_relative_to(root.resolve()):
-        raise ModelError(f"{root / 'modules.json'}: module path {relative!r} leads out of the folder")
-    return path
+def _assembled(start: ModelFolder, root: Path, entries: tuple[Entry, ...]) -> ModelFolder:
+    """The folder whose texts go through these modules."""
+    first, rest = entries[0], entries[1:]
+    folder, config = _settings(start, root), files.read_object(root / _SETTINGS, missing_ok=True)
+    if first.kind in ("Transformer", "MLMTransformer"):
+        settings = _sentence_bert_config(first.path)
+        task = task_of(settings, "fill-mask" if first.kind == "MLMTransformer" else None, config.get("model_type"))
+        folder = read_transformer(folder, first.path, settings, task=task)
+        if task == "fill-mask":
+            return _splade(folder, first, rest, root)
+        if folder.kinds == ("score",):
+            return folder
+        if is_late(config) or _is_by_token(rest):
+            return _late(folder, rest, root, config, settings)
+    elif first.kind == "StaticEmbedding":
+        folder = _static(folder, first.path)
+    elif first.kind == "SparseStaticEmbedding" and not rest:
+        return _sparse_table(folder, first, root)
+    else:
+        raise unknown_module(first, root)
+    return _dense_way(folder, rest, root)
+
+
+def _dense_way(folder: ModelFolder, rest: tuple[Entry, ...], root: Path) -> ModelFolder:
+    static, modules = folder.kind == "static", list[Module]()
+    for entry in rest:
+        pooled = static or any(isinstance(m, Pooling) for m in modules)
+        module = read_module(entry, root, folder.allow_pickle, pooled=pooled)
+        if module is not None:
+            modules.append(module)
+    if not static and not any(isinstance(m, Pooling) for m in modules):
+        raise ModelError(f"{root / 'modules.json'}: no Pooling module, so no vector for a text")
+    folder = replace(folder, modules=tuple(modules), weights=(*folder.weights, *_weights_of(modules, folder)))
+    check_widths(folder, folder.modules, root)
+    heads = None if static or folder.path is None else read_m3(root, _config_of(folder), folder.hidden_dim)
+    if heads is None:
+        return folder
+    sparse, late = heads
+    extra = (sparse.projection.path, *(step.path for step in late.steps if isinstance(step, Dense)))
+    weights = (*folder.weights, *extra)
+    return replace(folder, sparse=sparse, late=late, gives=("dense", "sparse", "multivector"), weights=weights)
+
+
+def _splade(folder: ModelFolder, first: Entry, rest: tuple[Entry, ...], root: Path) -> ModelFolder:
+    if [entry.kind for entry in rest] != ["SpladePooling"]:
+        raise unknown_module(rest[0] if rest else first, root)
+    sparse = read_splade(rest[0], vocabulary_of(_config_of(folder), first.path))
+    return replace(folder, sparse=sparse, gives=("sparse",), similarity="dot")
+
+
+def _sparse_table(folder: ModelFolder, entry: Entry, root: Path) -> ModelFolder:
+    """Token weights without a model. Its tokenizer cuts, and puts no special tokens."""
+    table = read_table(entry, root)
+    length = files.read_object(entry.path / "tokenizer_config.json", missing_ok=True).get("model_max_length")
+    return replace(
+        folder, kind="static", path=entry.path, architecture="SparseStaticEmbedding", model_type="static",
+        add_special_tokens=False, max_seq_length=min(int(length or UNLIMITED), UNLIMITED), sparse=table,
+        gives=("sparse",), weights=(table.path,), similarity="dot",
+    )  # fmt: skip
+
+
+def _is_by_token(rest: tuple[Entry, ...]) -> bool:
+    """Modules that act on tokens and never pool them: PyLate before it named its kind, or late interaction's own."""
+    kinds = [entry.kind for entry in rest]
+    by_token = any(kind in _LATE_RULES for kind in kinds)
+    return "Pooling" not in kinds and (by_token or any(entry.type.startswith("pylate.") for entry in rest))
+
+
+def _late(
+    folder: ModelFolder, rest: tuple[Entry, ...], root: Path, config: Mapping[str, Any], settings: Mapping[str, Any]
+) -> ModelFolder:
+    """Late interaction. A Pooling of the dense model that it was made from does not count."""
+    rules = read_rules(config, settings, rest)
+    steps: list[Dense | LayerNorm | Normalize] = []
+    for entry in rest:
+        if entry.kind in (*_LATE_RULES, "Pooling"):
+            continue
+        module = read_module(entry, root, folder.allow_pickle, pooled=False, here="token_embeddings")
+        if module is not None and not isinstance(module, Pooling):
+            steps.append(module)
+    own_kind = config.get("model_type") == "MultiVectorEncoder"
+    if not own_kind and not any(isinstance(step, Normalize) for step in steps):
+        steps.append(Normalize())
+    width = check_widths(folder, tuple(steps), root)
+    weights = (*folder.weights, *_weights_of(steps, folder))
+    return with_rules(replace(folder, weights=weights), Late(width=width, steps=tuple(steps)), rules)
+
+
+def _weights_of(modules: list[Module] | list[Dense | LayerNorm | Normalize], folder: ModelFolder) -> tuple[Path, ...]:
+    return tuple(
+        path
+        for module in modules
+        if isinstance(module, (Dense, LayerNorm))
+        for path in files.find_weights(module.path, allow_pickle=folder.allow_pickle)
+    )
+
+
+def _config_of(folder: ModelFolder) -> dict[str, Any]:
+    assert folder.path is not None
+    return files.read_object(folder.path / "config.json")
+
+
+_SETTINGS = "config_sentence_transformers.json"
 
 
 def _settings(folder: ModelFolder, root: Path) -> ModelFolder:
     """config_sentence_transformers.json: prompts, default prompt, similarity, Matryoshka width."""
-    path = root / "config_sentence_transformers.json"
+    path = root / _SETTINGS
     config = files.read_object(path, missing_ok=True)
-    kind = config.get("model_type")
-    if kind in _OTHER_KINDS:
-        raise ModelError(f"{path}: model_type {kind} ({_OTHER_KINDS[kind]}) is not one that gives dense vectors")
     prompts = config.get("prompts") or {}
     if not isinstance(prompts, dict):
         raise ModelError(f"{path}: prompts is not an object")
@@ -134,113 +192,6 @@ def _sentence_bert_config(path: Path) -> dict[str, Any]:
         if config:
             return config
     return {}
-
-
-def _unrouted(entries: list[_Entry]) -> list[_Entry]:
-    """A Router whose documents can only go one way is that way's modules; any other is refused."""
-    first = entries[0]
-    if first.kind not in ("Router", "Asym"):
-        return entries
-    config = files.read_object(first.path / "router_config.json", missing_ok=True) or files.read_object(
-        first.path / "config.json"
-    )
-    types, structure = config.get("types"), config.get("structure")
-    if not isinstance(types, dict) or not isinstance(structure, dict) or not structure:
-        raise ModelError(f"{first.path}: the Router's config has no types and structure")
-    routes = {name: tuple(members) for name, members in structure.items()}
-    if len(set(routes.values())) > 1:
-        raise ModelError(
-            f"{first.path}: the Router has the routes {', '.join(routes)} with different modules; "
-            "which of them corpus texts take is not understood"
-        )
-    members = next(iter(routes.values()))
-    return [_Entry(type=str(types[m]), path=_inside(first.path, m)) for m in members] + entries[1:]
-
-
-def _module(entry: _Entry, root: Path, allow_pickle: bool, *, pooled: bool) -> Module | None:
-    """One module after the first; None for those that do nothing when embedding."""
-    if not entry.type.startswith(_OWN):
-        raise _unknown(entry, root)
-    if entry.kind == "Dropout":
-        return None
-    if entry.kind == "Pooling" and not pooled:
-        return _pooling(entry)
-    if entry.kind == "Normalize":
-        config = files.read_object(entry.path / "config.json", missing_ok=True)
-        _check_input(entry, config, pooled)
-        return Normalize()
-    if entry.kind == "Dense":
-        return _dense(entry, allow_pickle, pooled)
-    if entry.kind == "LayerNorm" and pooled:
-        config = files.read_object(entry.path / "config.json")
-        files.find_weights(entry.path, allow_pickle=allow_pickle)
-        return LayerNorm(path=entry.path, dimension=_whole(entry, config, "dimension"))
-    raise _unknown(entry, root)
-
-
-def _pooling(entry: _Entry) -> Pooling:
-    path = entry.path / "config.json"
-    config = files.read_object(path)
-    modes = config.get("pooling_mode")
-    if modes is None:
-        modes = [mode for key, mode in _LEGACY_MODES.items() if config.get(key)] or ["mean"]
-    modes = (modes,) if isinstance(modes, str) else tuple(modes)
-    for mode in modes:
-        if mode not in POOLINGS:
-            raise ModelError(f"{path}: pooling mode {mode!r} is not one of {', '.join(POOLINGS)}")
-    unknown = [k for k, v in config.items() if k.startswith("pooling_mode_") and v and k not in _LEGACY_MODES]
-    if unknown:
-        raise ModelError(f"{path}: {unknown[0]} is not understood")
-    return Pooling(modes=modes, include_prompt=bool(config.get("include_prompt", True)))
-
-
-def _dense(entry: _Entry, allow_pickle: bool, pooled: bool) -> Dense:
-    config = files.read_object(entry.path / "config.json")
-    _check_input(entry, config, pooled)
-    files.find_weights(entry.path, allow_pickle=allow_pickle)
-    return Dense(
-        path=entry.path,
-        in_features=_whole(entry, config, "in_features"),
-        out_features=_whole(entry, config, "out_features"),
-        bias=bool(config.get("bias", True)),
-        activation=str(config.get("activation_function", "torch.nn.modules.activation.Tanh")),
-        residual=bool(config.get("use_residual", False)),
-    )
-
-
-def _check_input(entry: _Entry, config: Mapping[str, Any], pooled: bool) -> None:
-    """A module must read and write what stands at its place: tokens before the pooling, one vector after it."""
-    here = "sentence_embedding" if pooled else "token_embeddings"
-    source = config.get("module_input_name") or "sentence_embedding"
-    target = config.get("module_output_name") or source
-    if source != here or target != here:
-        raise ModelError(f"{entry.path}: {entry.kind} from {source} to {target} is not understood at this place")
-
-
-def _whole(entry: _Entry, config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or value < 1:
-        raise ModelError(f"{entry.path / 'config.json'}: {key} is {value!r}, expected a number above 0")
-    return value
-
-
-def _check_widths(folder: ModelFolder, root: Path) -> None:
-    width = folder.hidden_dim
-    for module in folder.modules:
-        if isinstance(module, Pooling):
-            width *= len(module.modes)
-        elif isinstance(module, Dense):
-            if module.in_features != width:
-                raise ModelError(f"{module.path}: takes {module.in_features} numbers, the module before gives {width}")
-            width = module.out_features
-        elif isinstance(module, LayerNorm) and module.dimension != width:
-            raise ModelError(f"{module.path}: takes {module.dimension} numbers, the module before gives {width}")
-    if folder.truncate_dim is not None and not folder.truncate_dim > 0:
-        raise ModelError(f"{root}: truncate_dim is {folder.truncate_dim!r}, expected a number above 0")
-
-
-def _unknown(entry: _Entry, root: Path) -> ModelError:
-    return ModelError(f"{root / 'modules.json'}: module {entry.type} is not understood, so its vectors would be wrong")
 
 
 def _static(folder: ModelFolder, path: Path) -> ModelFolder:

@@ -13,7 +13,9 @@ from typing import Any
 
 from embedctl.errors import ModelError
 from embedctl.models import files
-from embedctl.models.folder import UNLIMITED, ModelFolder, Pooling
+from embedctl.models.folder import UNLIMITED, ModelFolder
+from embedctl.models.modules import Pooling, Splade
+from embedctl.models.sparse_format import vocabulary_of
 
 _UPSTREAMED = frozenset({"nomic_bert", "eurobert", "modernbert", "gte", "jina_embeddings_v3"})
 """Kinds that began as custom code and that transformers now holds under the same name with the same numbers. Custom
@@ -29,8 +31,20 @@ _UNPLACED = frozenset({"t5", "mt5", "umt5", "xlnet", "deberta-v2", "deberta", "b
 """Kinds whose positions are relative, so that any length can be placed."""
 
 
-def read_transformer(folder: ModelFolder, path: Path, settings: Mapping[str, Any], *, plain: bool) -> ModelFolder:
-    """See the module. :raises ModelError: broken or not understood."""
+SCORED = frozenset({"sequence-classification", "text-generation", "any-to-any"})
+"""Tasks of a Transformer module that score pairs of texts or classify."""
+
+
+def task_of(settings: Mapping[str, Any], assumed: str | None, kind: str | None) -> str:
+    """What the Transformer module is for: as it says, as its class means, or as the whole model's kind does."""
+    default = "sequence-classification" if kind == "CrossEncoder" else "feature-extraction"
+    return str(settings.get("transformer_task") or assumed or default)
+
+
+def read_transformer(folder: ModelFolder, path: Path, settings: Mapping[str, Any], *, task: str | None) -> ModelFolder:
+    """See the module. task: None for a folder of transformers alone, which has none of the other modules.
+
+    :raises ModelError: broken or not understood."""
     if (path / "adapter_config.json").is_file():
         raise ModelError(
             f"{path}: a PEFT adapter, not a whole model", hint="merge it into its base model and save that"
@@ -40,7 +54,7 @@ def read_transformer(folder: ModelFolder, path: Path, settings: Mapping[str, Any
     if not isinstance(model_type, str):
         raise ModelError(f"{path / 'config.json'}: no model_type")
     _check_custom_code(folder, path, config, model_type)
-    _check_text_route(path, settings)
+    _check_text_route(path, settings, task or "feature-extraction")
     text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
     assert isinstance(text, dict)
     positions = _max_positions(config, model_type)
@@ -57,7 +71,30 @@ def read_transformer(folder: ModelFolder, path: Path, settings: Mapping[str, Any
         weights=files.find_weights(path, allow_pickle=folder.allow_pickle),
         notes=(*folder.notes, *notes),
     )
-    return _with_default_pooling(folder, config) if plain else folder
+    if task in SCORED or (task is None and folder.architecture.endswith("ForSequenceClassification")):
+        return replace(folder, gives=("score",), labels=_labels(config))
+    if task is not None:
+        return folder
+    if folder.architecture.endswith("ForMaskedLM"):
+        return _with_default_splade(_with_default_pooling(folder, config), vocabulary_of(config, path))
+    return _with_default_pooling(folder, config)
+
+
+def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of a classifier's numbers. transformers writes them down only where there are not two."""
+    named = config.get("id2label")
+    if isinstance(named, dict) and named:
+        return tuple(str(named[key]) for key in sorted(named, key=int))
+    return tuple(f"LABEL_{i}" for i in range(int(config.get("num_labels") or 2)))
+
+
+def _with_default_splade(folder: ModelFolder, vocabulary: int) -> ModelFolder:
+    """A masked language model on its own is taken for SPLADE, as sentence-transformers' SparseEncoder takes it."""
+    note = (
+        f"{folder.name} has no modules.json and a masked language model's head: sparse output, "
+        "max over log(1 + relu) (--output dense for its pooled vectors)"
+    )
+    return replace(folder, sparse=Splade(vocabulary=vocabulary), gives=("sparse", "dense"), notes=(note,))
 
 
 def _with_default_pooling(folder: ModelFolder, config: Mapping[str, Any]) -> ModelFolder:
@@ -85,12 +122,17 @@ def _check_custom_code(folder: ModelFolder, path: Path, config: Mapping[str, Any
         raise ModelError(f"{path / 'config.json'}: position_embedding_type {positions!r} is not understood")
 
 
-def _check_text_route(path: Path, settings: Mapping[str, Any]) -> None:
-    """The Transformer module must turn plain text into token embeddings, and nothing else."""
+_READS = {"feature-extraction": "last_hidden_state", "fill-mask": "logits"}
+"""What the Transformer module must read of the model, by task."""
+
+
+def _check_text_route(path: Path, settings: Mapping[str, Any], task: str) -> None:
+    """The Transformer module must turn plain text into one vector a token, and nothing else."""
     where = path / "sentence_bert_config.json"
-    task = settings.get("transformer_task", "feature-extraction")
-    if task != "feature-extraction":
-        raise ModelError(f"{where}: transformer_task {task!r} is not one that gives dense vectors")
+    if task in SCORED:
+        return
+    if task not in _READS:
+        raise ModelError(f"{where}: transformer_task {task!r} is not understood")
     routes = settings.get("modality_config")
     if routes is None:
         return
@@ -100,7 +142,7 @@ def _check_text_route(path: Path, settings: Mapping[str, Any]) -> None:
     if text is None:
         raise ModelError(f"{where}: it takes {', '.join(routes) or 'nothing'}, not text")
     method, output = text.get("method"), text.get("method_output_name")
-    if method != "forward" or output not in ("last_hidden_state", ["last_hidden_state"]):
+    if method != "forward" or output not in (_READS[task], [_READS[task]]):
         raise ModelError(f"{where}: text is read through {method!r} and {output!r}, which is not understood")
 
 

@@ -22,6 +22,7 @@ from embedctl import plan as plans
 from embedctl.errors import BooksError, UsageError
 from embedctl.job import finalise as ending
 from embedctl.job.destination import Destination
+from embedctl.job.encoding import ranges_of
 from embedctl.ledger.segments import Ledger
 from embedctl.plan import Plan
 from embedctl.query.verify import as_matrix
@@ -74,16 +75,12 @@ def open_parts(newest: Plan, found: Destination) -> Parts:
         paths = tuple(sorted(folder.glob("*.parquet")))
     else:
         paths = tuple(storage.root / r.part for r in ending.live_records(contents) if r.part)
-    ranges = plan.int8_ranges
-    for event in contents.events:
-        if ranges is None and event["kind"] == "int8_ranges":
-            ranges = event["ranges"]
     return Parts(
         destination=found.uri,
         plan=plan,
         paths=paths,
         finished=ending.is_finalised(plan, contents),
-        ranges=None if ranges is None else np.array(ranges, dtype=np.float32),
+        ranges=ranges_of(plan, contents, plan.outputs[0].name),
     )
 
 

@@ -20,13 +20,14 @@ from embedctl.errors import EncoderError, PlanMismatch, SourceError, UsageError
 from embedctl.events import Listener
 from embedctl.job import planning, wiring
 from embedctl.models.folder import ModelFolder
+from embedctl.outputs import take
 from embedctl.plan import Plan
 from embedctl.records import Cursor, Window, WindowKey
 from embedctl.spec import JobSpec
 from embedctl.stages.encode import Engine, finish, start
 from embedctl.stages.prepare import TextRules, prepare
 from embedctl.text.template import row_problem
-from embedctl.tokens.pack import make_batches, padding_of, split_batch, unique_texts
+from embedctl.tokens.pack import padding_of, split_batch, unique_texts
 
 QUERY_PROMPT = "query"
 
@@ -105,9 +106,8 @@ def embed_queries(plan: Plan, queries: Sequence[Query], asking: Asking, listener
     resolved["num_prompt_tokens"] = tokenizer.num_prompt_tokens
     encoder = wiring.open_planned_encoder(folder, spec, resolved)
     rules = TextRules(
-        tokenize=tokenizer,
         unique=unique_texts,
-        pack=lambda tokenized, budget: list(make_batches(tokenized, budget, padded=encoder.padded)),
+        feeds=[wiring.feed_rules(tokenizer, encoder.padded)],
         chunk=None,
         on_overlong="truncate",
         overlong=None,
@@ -115,10 +115,10 @@ def embed_queries(plan: Plan, queries: Sequence[Query], asking: Asking, listener
     padded = padding_of if encoder.padded else lambda batch: batch.num_tokens
     try:
         with ThreadPoolExecutor(max(1, encoder.lanes)) as pool:
-            engine = Engine(encoder=encoder, split=split_batch, padded=padded, pool=pool)
+            engine = Engine(encoder=encoder, names={"dense": "dense"}, split=split_batch, padded=padded, pool=pool)
             window = _window(queries)
-            started = start(prepare(window, rules, resolved["batch_tokens"]), engine)
-            done = finish(started, engine, lambda _: None, window.key)
+            started = start(prepare(window, rules, [resolved["batch_tokens"]]), [engine])
+            done = finish(started, [engine], lambda _: None, window.key)
     finally:
         encoder.close()
     for row, reason in done.reasons.items():
@@ -126,8 +126,7 @@ def embed_queries(plan: Plan, queries: Sequence[Query], asking: Asking, listener
     cut = int(done.prepared.units.tokenized.truncated[done.prepared.units.sequence].sum())
     if cut:
         listener.note(f"{cut} of {len(queries)} queries are longer than the model's {tokenizer.max_length} tokens: cut")
-    vectors: np.ndarray = done.vectors[done.prepared.units.sequence]
-    return vectors
+    return np.asarray(take(done.outputs["dense"], done.prepared.units.sequence))
 
 
 def query_prompt(folder: ModelFolder, asking: Asking) -> str:
@@ -141,11 +140,11 @@ def _same_model(plan: Plan, asking: Asking) -> ModelFolder:
     asked = plan.asked()
     spec = replace(JobSpec(**asked), offline=asking.offline)
     if asking.model is not None:
-        spec = replace(spec, model=asking.model, revision=None)
-    folder = planning.open_model(spec)
+        spec = replace(spec, model=(asking.model,), revision=None)
+    folder = planning.open_models(spec)[0]
     if folder.fingerprint() != plan.model["fingerprint"]:
         raise PlanMismatch(
-            f"{spec.model}: its weights or tokenizer are not the ones that the corpus was embedded with",
+            f"{spec.models[0][1]}: its weights or tokenizer are not the ones that the corpus was embedded with",
             hint="--model FOLDER names the model's place, where it was moved",
         )
     return folder

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
+from embedctl.outputs import take
 from embedctl.plan import Plan
 from embedctl.records import WindowKey, WindowOutput, WindowRecord
 from embedctl.sinks.base import Reconciled
@@ -49,7 +50,7 @@ class MemorySink:
             record=replace(output, units=len(units)),
             ids=[whole.ids[i] for i in units.tolist()],
             positions=None if whole.positions is None else np.delete(whole.positions, rows),
-            vectors=whole.vectors[units],
+            outputs={name: take(values, units) for name, values in whole.outputs.items()},
             kept=whole.kept.take(pa.array(units, pa.int64())),
             token_count=whole.token_count[units],
             truncated=whole.truncated[units],

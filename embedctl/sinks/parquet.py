@@ -6,9 +6,7 @@ part's footer carries its window's record and dead letters, so the ledger can be
 
 from __future__ import annotations
 
-import base64
 import json
-import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,16 +19,25 @@ import pyarrow.parquet as pq
 from embedctl import failpoints
 from embedctl.codec import dead_to_json, record_from_json, record_to_json
 from embedctl.errors import BooksError, SinkError
+from embedctl.outputs import Multivector, Values
 from embedctl.plan import Plan
 from embedctl.records import WindowKey, WindowOutput, WindowRecord
-from embedctl.sinks.base import Reconciled
+from embedctl.sinks.base import Reconciled, Stored
+from embedctl.sinks.columns import values_of
+from embedctl.sinks.parts import (
+    packed_hashes,
+    packed_positions,
+    part_name,
+    unpacked_hashes,
+    unpacked_positions,
+    window_in,
+)
 from embedctl.sinks.versions import publish_version
 from embedctl.storage import LocalStorage, sink_error
 
 ROW_GROUP_ROWS = 25_000
 _WINDOW, _JOB, _DEAD, _MODEL = b"embedctl.window", b"embedctl.job", b"embedctl.dead", b"embedctl.model"
-_POSITIONS = b"embedctl.positions"
-_VECTOR = "embedding"
+_POSITIONS, _HASHES = b"embedctl.positions", b"embedctl.hashes"
 
 
 class ParquetSink:
@@ -54,14 +61,15 @@ class ParquetSink:
         record = replace(output.record, part=part_name(output.record.key, output.record.revision))
         table = _table(output, self.plan)
         dead = [dead_to_json(replace(row, raw=None), self.plan.files[row.file].uri) for row in output.dead]
-        self._publish(record, table, dead, output.positions)
+        self._publish(record, table, dead, output.positions, output.hashes)
         return record
 
     def reconcile(self, records: Sequence[WindowRecord]) -> Reconciled:
         known = {r.part: r for r in records if r.part}
         present = {e.name for e in self._storage.list("") if e.name.endswith(".parquet")}
-        superseded = {part_name(r.key, 0) for r in records if r.revision}
-        found = [(name, self._record_in(name)) for name in sorted(present - known.keys() - superseded)]
+        revisions = {r.key: r.revision for r in records}
+        unknown = [n for n in sorted(present - known.keys()) if not _superseded(n, revisions)]
+        found = [(name, self._record_in(name)) for name in unknown]
         foreign = [name for name, record in found if record is None]
         if foreign:
             raise SinkError(
@@ -79,7 +87,7 @@ class ParquetSink:
         table = self._read(record, ["id", "chunk"] if self.plan.chunked else ["id"])
         first = np.diff(_document(table), prepend=-1) > 0
         ids: list[Any] = table.column("id").filter(pa.array(first)).cast(pa.string()).to_pylist()
-        return ids, _unpacked((table.schema.metadata or {}).get(_POSITIONS)).tolist()
+        return ids, unpacked_positions((table.schema.metadata or {}).get(_POSITIONS)).tolist()
 
     def drop_rows(self, record: WindowRecord, output: WindowRecord, rows: Sequence[int]) -> WindowRecord:
         table = self._read(record, None)
@@ -87,19 +95,47 @@ class ParquetSink:
         gone = np.asarray(rows, dtype=np.int64)
         kept = table.filter(pa.array(~np.isin(_document(table), gone)))
         output = replace(output, part=part_name(output.key, output.revision), units=kept.num_rows)
-        positions = np.delete(_unpacked(metadata.get(_POSITIONS)), gone)
-        self._publish(output, kept, json.loads(metadata.get(_DEAD, b"[]")), positions)
+        positions = np.delete(unpacked_positions(metadata.get(_POSITIONS)), gone)
+        packed = metadata.get(_HASHES)
+        hashes = None if packed is None else np.delete(unpacked_hashes(packed), gone, axis=0)
+        self._publish(output, kept, json.loads(metadata.get(_DEAD, b"[]")), positions, hashes)
         return output
+
+    def row_hashes(self, record: WindowRecord) -> np.ndarray | None:
+        if record.part is None:
+            return np.zeros((0, 2), dtype=np.uint64)
+        packed = (self._footer(record.part).metadata or {}).get(_HASHES)
+        return None if packed is None else unpacked_hashes(packed)
+
+    def stored(self, record: WindowRecord, rows: np.ndarray) -> Stored:
+        own = [n for n in ("chunk", "char_start", "char_end", "token_count", "truncated") if n not in self.plan.keep]
+        present = set(pq.read_schema(self._storage.root / (record.part or "")).names)
+        names = [n for n in own if n in present]
+        table = self._read(record, [*names, *(o.name for o in self.plan.outputs)])
+        document = _document(table)
+        units = np.flatnonzero(np.isin(document, rows))
+        table, document = table.take(pa.array(units)).combine_chunks(), document[units]
+        columns = {n: table.column(n).to_numpy() for n in names}
+        return Stored(
+            row=document,
+            outputs={o.name: values_of(_whole(table, o.name), o)[0] for o in self.plan.outputs},
+            chunk=columns.get("chunk"),
+            char_start=columns.get("char_start"),
+            char_end=columns.get("char_end"),
+            token_count=columns.get("token_count"),
+            truncated=columns.get("truncated"),
+        )
 
     def before_change(self, plan: Plan, records: Sequence[WindowRecord]) -> None:
         publish_version(plan, self._storage, records)
 
     def finish(self, plan: Plan, records: Sequence[WindowRecord]) -> None:
-        for record in records:
-            if record.revision:
-                self._storage.delete(part_name(record.key, 0))
         if plan.generation > 1:
             publish_version(plan, self._storage, records)
+        live = {r.part for r in records}
+        for entry in self._storage.list(""):
+            if entry.name not in live and window_in(entry.name) is not None:
+                self._storage.delete(entry.name)
 
     def count(self, records: Sequence[WindowRecord]) -> int:
         return sum(self._footer(r.part).num_rows for r in records if r.part)
@@ -108,19 +144,25 @@ class ParquetSink:
         pass
 
     def _publish(
-        self, record: WindowRecord, table: pa.Table, dead: list[dict[str, Any]], positions: np.ndarray | None
+        self,
+        record: WindowRecord,
+        table: pa.Table,
+        dead: list[dict[str, Any]],
+        positions: np.ndarray | None,
+        hashes: np.ndarray | None,
     ) -> None:
         name = record.part or ""
         metadata = {
             _JOB: self.plan.job.encode(),
             _WINDOW: json.dumps(record_to_json(record), sort_keys=True).encode(),
             _DEAD: json.dumps(dead, sort_keys=True).encode(),
-            **({} if positions is None else {_POSITIONS: _packed(positions)}),
-            _MODEL: json.dumps({**self.plan.model, "recipe": self.plan.recipe}, sort_keys=True).encode(),
+            **({} if positions is None else {_POSITIONS: packed_positions(positions)}),
+            **({} if hashes is None else {_HASHES: packed_hashes(hashes)}),
+            _MODEL: json.dumps(_cards(self.plan), sort_keys=True).encode(),
         }
         staged = self._storage.scratch(name)
         try:
-            _write_file(table.replace_schema_metadata(metadata), staged)
+            _write_file(table.replace_schema_metadata(metadata), staged, {o.name for o in self.plan.outputs})
             failpoints.hit("before-part")
             published = self._storage.put_if_absent(name, staged)
         except OSError as exc:
@@ -160,14 +202,36 @@ class ParquetSink:
             raise BooksError(f"{path}: not a readable part ({exc})") from exc
 
 
-def part_name(key: WindowKey, revision: int) -> str:
-    return f"{key.stem}{'-d' if revision else ''}.parquet"
+def _superseded(name: str, revisions: dict[WindowKey, int]) -> bool:
+    """Whether a part is an earlier revision of a window that the ledger knows."""
+    found = window_in(name)
+    return found is not None and found[1] < revisions.get(found[0], 0)
 
 
-def vector_array(vectors: np.ndarray) -> pa.FixedSizeListArray[Any, Any]:
-    """(n, C) of any stored type to FixedSizeList<C>, without a copy and without Python numbers."""
-    flat = pa.array(np.ascontiguousarray(vectors).reshape(-1))
-    return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
+def _whole(table: pa.Table, name: str) -> pa.Array[Any]:
+    column = table.column(name)
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _cards(plan: Plan) -> dict[str, Any]:
+    """The first model's card and the recipe; with several models, each one's card by its outputs' names."""
+    cards = {**plan.model, "recipe": plan.recipe}
+    if len(plan.passes) > 1:
+        cards["models"] = {o.name: dict(one.model) for one in plan.passes for o in one.outputs}
+    return cards
+
+
+def output_array(values: Values) -> pa.Array[Any]:
+    """n values as a column, without a copy and without Python numbers: FixedSizeList<C>; of sparse vectors
+    Struct<indices: List<uint32>, values: List<float32>>, of multivectors List<FixedSizeList<C>>."""
+    if isinstance(values, np.ndarray):
+        flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+        return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+    offsets = pa.array(values.offsets.astype(np.int32))
+    if isinstance(values, Multivector):
+        return pa.ListArray.from_arrays(offsets, output_array(values.vectors))
+    lists = [pa.ListArray.from_arrays(offsets, pa.array(flat)) for flat in (values.indices, values.values)]
+    return pa.StructArray.from_arrays(lists, names=["indices", "values"])
 
 
 def _document(table: pa.Table) -> np.ndarray:
@@ -175,17 +239,6 @@ def _document(table: pa.Table) -> np.ndarray:
     if "chunk" not in table.column_names:
         return np.arange(table.num_rows, dtype=np.int64)
     return np.cumsum(table.column("chunk").to_numpy() == 0) - 1
-
-
-def _packed(positions: np.ndarray) -> bytes:
-    """Positions as text for a footer: consecutive ones take next to nothing."""
-    return base64.b64encode(zlib.compress(np.diff(positions, prepend=0).astype("<i8").tobytes(), 1))
-
-
-def _unpacked(packed: bytes | None) -> np.ndarray:
-    if not packed:
-        return np.zeros(0, np.int64)
-    return np.cumsum(np.frombuffer(zlib.decompress(base64.b64decode(packed)), dtype="<i8"))
 
 
 def _id_array(ids: Sequence[str], plan: Plan) -> pa.Array[Any]:
@@ -205,7 +258,7 @@ def _table(output: WindowOutput, plan: Plan) -> pa.Table:
             "char_end": pa.array(output.char_end, pa.int32()),
         }
     columns |= {name: output.kept.column(name) for name in output.kept.column_names}
-    columns[_VECTOR] = vector_array(output.vectors)
+    columns |= {name: output_array(values) for name, values in output.outputs.items()}
     if plan.spec["token_count"]:
         columns["token_count"] = pa.array(output.token_count, pa.int32())
     if plan.spec["truncated"]:
@@ -213,8 +266,8 @@ def _table(output: WindowOutput, plan: Plan) -> pa.Table:
     return pa.table(columns)
 
 
-def _write_file(table: pa.Table, path: Path) -> None:
-    plain = [name for name in table.column_names if name != _VECTOR]
+def _write_file(table: pa.Table, path: Path, outputs: set[str]) -> None:
+    plain = [name for name in table.column_names if name not in outputs]
     pq.write_table(
         table,
         path,

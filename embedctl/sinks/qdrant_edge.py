@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from embedctl.errors import Locked, SinkError, UsageError
 from embedctl.sinks.qdrant import QdrantSink
-from embedctl.sinks.qdrant_engine import JOB, POS, Making, Points, Shape
+from embedctl.sinks.qdrant_engine import Ask, Found, Layout, Making, Points, Record
+from embedctl.sinks.qdrant_manifest import TAG
+from embedctl.sinks.qdrant_where import Filter
 from embedctl.sinks.stores import PointId
 from embedctl.spec import JobSpec
 from embedctl.storage import LocalStorage, sink_error
@@ -23,7 +25,7 @@ from embedctl.storage import LocalStorage, sink_error
 if TYPE_CHECKING:
     import qdrant_edge as edge
 
-_TAG, _CONFIG, _DEFAULT = "embedctl.json", "edge_config.json", ""
+_TOLD, _CONFIG = "embedctl.json", "edge_config.json"
 _T = TypeVar("_T")
 
 
@@ -51,41 +53,39 @@ class EdgeEngine:
         self._folder = folder
         self._shard: edge.EdgeShard | None = None
 
-    def shape(self) -> Shape | None:
+    def layout(self) -> Layout | None:
+        from embedctl.sinks.qdrant_edge_words import layout_from
+
         if not (self._folder / _CONFIG).exists():
             if self._folder.exists() and (not self._folder.is_dir() or any(self._folder.iterdir())):
                 raise UsageError(
                     f"--to: {self._folder} is there and holds no Qdrant shard", hint="choose a new folder with --to"
                 )
             return None
-        vectors = self._json(_CONFIG).get("vectors")
-        if not isinstance(vectors, dict) or list(vectors) != [_DEFAULT] or vectors[_DEFAULT].get("multivector_config"):
-            raise UsageError(
-                f"{self.name}: its vectors are {json.dumps(vectors)[:200]}, this job needs one unnamed dense vector",
-                hint="choose a new folder with --to",
-            )
-        one = vectors[_DEFAULT]
-        return Shape(size=one["size"], distance=one["distance"], datatype=one.get("datatype") or "float32")
+        return layout_from(self._json(_CONFIG))
 
-    def tag(self) -> str | None:
-        if not (self._folder / _TAG).exists():
-            return None
-        return str(self._json(_TAG)["job"])
+    def metadata(self) -> Mapping[str, Any]:
+        told = self._json(_TOLD) if (self._folder / _TOLD).exists() else {}
+        return {TAG: told.pop("job"), **told} if "job" in told else told  # as it was written up to version 0.1
 
-    def set_tag(self, job: str) -> None:
-        _put(self._folder, job)
+    def annotate(self, metadata: Mapping[str, str]) -> None:
+        _put(self._folder, {**self.metadata(), **metadata})
 
     def make(self, making: Making) -> None:
         import qdrant_edge as edge
 
+        from embedctl.sinks.qdrant_edge_words import config_of
+
+        if making.shards is not None:
+            raise UsageError("--shards: the embedded engine is one shard", hint="leave --shards out")
         parent = self._folder.resolve().parent
         fresh = parent / f".{self._folder.name}.{os.urandom(4).hex()}"
         try:
             fresh.mkdir(parents=True)
-            shard = _told(self.name, lambda: edge.EdgeShard.create(str(fresh), _config(making)))
+            shard = _told(self.name, lambda: edge.EdgeShard.create(str(fresh), config_of(making)))
             _told(self.name, shard.flush)
             shard.close()
-            _put(fresh, making.job)
+            _put(fresh, making.metadata)
             fresh.rename(self._folder.resolve())
             _sync(parent)
         except OSError as exc:
@@ -107,37 +107,57 @@ class EdgeEngine:
     def begin(self) -> None:
         """Nothing is indexed before `build`."""
 
-    def upsert(self, batches: Iterator[Points], gate: int) -> None:
+    def upsert(self, batches: Iterator[Points], where: Filter) -> None:
         import qdrant_edge as edge
 
-        shard = self._opened()
-        condition = edge.Filter(must=[edge.FieldCondition(POS, range=edge.RangeFloat(gte=float(gate)))])
+        from embedctl.sinks.qdrant_edge_words import filter_of, points_of
+
+        shard, condition = self._opened(), filter_of(where)
         for batch in batches:
-            rows = zip(batch.ids, batch.vectors, batch.payloads, strict=True)
-            points = [edge.Point(id, vector.tolist(), payload) for id, vector, payload in rows]
+            points = points_of(batch)
             _told(self.name, lambda p=points: shard.update(edge.UpdateOperation.upsert_points(p, condition=condition)))  # type: ignore[misc]
 
-    def delete(self, ids: Sequence[PointId], positions: Sequence[int]) -> None:
+    def delete(self, where: Filter) -> None:
         import qdrant_edge as edge
 
-        own = edge.FieldCondition(POS, match=edge.MatchAny(list(positions)))
-        gone = edge.Filter(must=[edge.HasIdCondition(set(ids)), own])
+        from embedctl.sinks.qdrant_edge_words import filter_of
+
+        gone = filter_of(where)
+        assert gone is not None
         _told(self.name, lambda: self._opened().update(edge.UpdateOperation.delete_points_by_filter(gone)))
 
     def flush(self) -> None:
         _told(self.name, self._opened().flush)
 
-    def count(self, job: str | None) -> int:
+    def count(self, where: Filter | None = None) -> int:
         import qdrant_edge as edge
 
-        chosen = None if job is None else edge.Filter(must=[_is_job(job)])
-        return _told(self.name, lambda: self._opened().count(edge.CountRequest(exact=True, filter=chosen)))
+        from embedctl.sinks.qdrant_edge_words import filter_of
 
-    def count_others(self, job: str) -> int:
+        asked = edge.CountRequest(exact=True, filter=filter_of(where))
+        return _told(self.name, lambda: self._opened().count(asked))
+
+    def scroll(self, after: PointId | None, limit: int, *, vectors: bool) -> tuple[list[Record], PointId | None]:
         import qdrant_edge as edge
 
-        others = edge.Filter(must_not=[_is_job(job)])
-        return _told(self.name, lambda: self._opened().count(edge.CountRequest(exact=True, filter=others)))
+        from embedctl.sinks.qdrant_edge_words import plain_vectors
+
+        asked = edge.ScrollRequest(offset=after, limit=limit, with_payload=True, with_vector=vectors)
+        found, following = _told(self.name, lambda: self._opened().scroll(asked))
+        records = [
+            Record(id=_id(p.id), payload=p.payload or {}, vectors=plain_vectors(p.vector) if vectors else {})
+            for p in found
+        ]
+        return records, None if following is None else _id(following)
+
+    def query(self, asks: Sequence[Ask]) -> list[list[Found]]:
+        import qdrant_edge as edge
+
+        from embedctl.sinks.qdrant_edge_words import query_of
+
+        batch = edge.QueryBatchRequest([query_of(ask) for ask in asks])
+        answers = _told(self.name, lambda: self._opened().query_batch(batch))
+        return [[Found(id=_id(p.id), score=p.score, payload=p.payload or {}) for p in found] for found in answers]
 
     def build(self) -> None:
         _told(self.name, self._opened().optimize)
@@ -163,36 +183,15 @@ class EdgeEngine:
                 raise SinkError(f"{self.name}: the engine cannot open it: {exc}") from exc
         return self._shard
 
-    def _json(self, name: str) -> dict[str, object] | dict[str, dict[str, dict[str, object]]]:
+    def _json(self, name: str) -> dict[str, Any]:
         try:
-            return json.loads((self._folder / name).read_bytes())  # type: ignore[no-any-return]
+            return dict(json.loads((self._folder / name).read_bytes()))
         except (OSError, ValueError) as exc:
             raise SinkError(f"{self._folder / name}: not readable ({exc})") from exc
 
 
-def _config(making: Making) -> edge.EdgeConfig:
-    import qdrant_edge as edge
-
-    quantized: dict[str, Callable[[], edge.QuantizationConfigType]] = {
-        "scalar": lambda: edge.ScalarQuantizationConfig(edge.ScalarType.Int8, quantile=0.99),
-        "binary": edge.BinaryQuantizationConfig,
-        "product": lambda: edge.ProductQuantizationConfig(edge.CompressionRatio.X16),
-    }
-    shape = making.shape
-    vectors = edge.EdgeVectorParams(
-        size=shape.size,
-        distance=getattr(edge.Distance, shape.distance),
-        datatype=getattr(edge.VectorStorageDatatype, shape.datatype.capitalize()),
-    )
-    hnsw = edge.HnswIndexConfig(m=16, ef_construct=100, full_scan_threshold=10_000, max_indexing_threads=making.threads)
-    quantization = quantized[making.quantization]() if making.quantization else None
-    return edge.EdgeConfig(vectors=vectors, hnsw_config=hnsw, quantization_config=quantization)
-
-
-def _is_job(job: str) -> edge.FieldCondition:
-    import qdrant_edge as edge
-
-    return edge.FieldCondition(JOB, match=edge.MatchValue(job))
+def _id(found: object) -> PointId:
+    return found if isinstance(found, int) else str(found)
 
 
 def _told(name: str, call: Callable[[], _T]) -> _T:
@@ -202,18 +201,18 @@ def _told(name: str, call: Callable[[], _T]) -> _T:
         raise SinkError(f"{name}: the engine refused: {exc}") from exc
 
 
-def _put(folder: Path, job: str) -> None:
-    """The tag, durable and whole."""
-    staged = folder / f"{_TAG}.{os.urandom(4).hex()}"
+def _put(folder: Path, metadata: Mapping[str, Any]) -> None:
+    """What is told beside the points, durable and whole."""
+    staged = folder / f"{_TOLD}.{os.urandom(4).hex()}"
     try:
         with staged.open("x") as file:
-            file.write(json.dumps({"job": job}))
+            file.write(json.dumps(dict(metadata)))
             file.flush()
             os.fsync(file.fileno())
-        staged.rename(folder / _TAG)
+        staged.rename(folder / _TOLD)
         _sync(folder)
     except OSError as exc:
-        raise sink_error(folder / _TAG, exc) from exc
+        raise sink_error(folder / _TOLD, exc) from exc
 
 
 def _sync(folder: Path) -> None:

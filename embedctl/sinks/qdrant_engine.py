@@ -1,47 +1,97 @@
-"""What a Qdrant engine must do for the sink, embedded or behind a network: one collection, made, written, counted."""
+"""What a Qdrant engine must do for the sink, embedded or behind a network: one collection, made, written, read, counted.
+
+Filters are Qdrant's own, in the form of its REST interface, in plain Python values.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
-import numpy as np
-
+from embedctl.outputs import Values
 from embedctl.sinks.payload import Json
+from embedctl.sinks.qdrant_where import Filter
 from embedctl.sinks.stores import PointId
 
-JOB, POS = "_job", "_pos"
-DATATYPES = ("float32", "float16")
+JOB, POS, HASH = "_job", "_pos", "_hash"
+UNNAMED = ""
+"""The name of a collection's only vector where it has none."""
+RRF_K = 60
+"""Reciprocal rank fusion: 1 / (k + rank), summed (Cormack, Clarke and Buettcher, 2009)."""
+OVERSAMPLING = {"scalar": 1.5, "binary": 3.0, "product": 3.0}
+"""How many more candidates than asked for are looked at again with the vectors as they were, by kind of quantization."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """A collection of one unnamed dense vector a point. distance: as Qdrant spells it. datatype: of DATATYPES."""
+class Vector:
+    """One vector of a collection. size, distance (as Qdrant spells it) and datatype say nothing of a sparse one."""
 
-    size: int
-    distance: str
-    datatype: str
+    kind: Literal["dense", "sparse", "multivector"]
+    size: int = 0
+    distance: str = ""
+    datatype: str = "float32"
+    modifier: Literal["idf"] | None = None
+    quantization: str | None = None
+
+
+Layout = Mapping[str, Vector]
+"""By name; UNNAMED where there is one without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Making:
-    """What a new collection gets. job: its tag. create: the user asked for it."""
+    """What a new collection gets. create: the user asked for it. metadata: what `Engine.metadata` shall say."""
 
-    shape: Shape
-    job: str
+    layout: Layout
+    metadata: Mapping[str, str]
     create: bool
-    quantization: str | None
+    on_disk: bool
+    shards: int | None
     threads: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Points:
-    """ids, payloads: n of each. vectors: float32 or float16 (n, C)."""
+    """ids, payloads: n of each. vectors: by name, n each."""
 
     ids: Sequence[PointId]
-    vectors: np.ndarray
+    vectors: Mapping[str, Values]
     payloads: Sequence[dict[str, Json]]
+
+
+Plain = list[float] | list[list[float]] | tuple[list[int], list[float]]
+"""A vector in Python numbers: dense, multivector, or a sparse one's indices and values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A point read back. vectors: by name, those that it has."""
+
+    id: PointId
+    payload: Mapping[str, Any]
+    vectors: Mapping[str, Plain]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A query: its vectors by name, several fused by reciprocal rank. pool: candidates of each before they are fused."""
+
+    vectors: Mapping[str, Plain]
+    where: Filter | None
+    limit: int
+    pool: int
+    exact: bool
+    quantized: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A point and its score, higher or, for distances, lower the nearer."""
+
+    id: PointId
+    score: float
+    payload: Mapping[str, Any]
 
 
 class Engine(Protocol):
@@ -52,18 +102,20 @@ class Engine(Protocol):
     max_points: int
     max_bytes: int
 
-    def shape(self) -> Shape | None:
+    def layout(self) -> Layout | None:
         """None: no such collection."""
         ...
 
-    def tag(self) -> str | None:
-        """The job that `set_tag` or `make` wrote; None: none."""
+    def metadata(self) -> Mapping[str, Any]:
+        """What `make` and `annotate` wrote beside the points."""
         ...
 
-    def set_tag(self, job: str) -> None: ...
+    def annotate(self, metadata: Mapping[str, str]) -> None:
+        """Add to the metadata, durably."""
+        ...
 
     def make(self, making: Making) -> None:
-        """Create the collection, whole or not at all. :raises UsageError: it must be asked for."""
+        """Create the collection, whole or not at all. :raises UsageError: it must be asked for, or cannot be so."""
         ...
 
     def index(self, fields: Sequence[tuple[str, str]]) -> None:
@@ -74,24 +126,28 @@ class Engine(Protocol):
         """The load starts: put off what slows it."""
         ...
 
-    def upsert(self, batches: Iterator[Points], gate: int) -> None:
-        """Applied when this returns. A point there already is overwritten only where its `_pos` is at least `gate`."""
+    def upsert(self, batches: Iterator[Points], where: Filter) -> None:
+        """Applied when this returns. A point there already is overwritten only where `where` holds for it."""
         ...
 
-    def delete(self, ids: Sequence[PointId], positions: Sequence[int]) -> None:
-        """Points of these ids whose `_pos` is one of `positions`."""
+    def delete(self, where: Filter) -> None:
+        """Points for which the filter holds, gone when this returns."""
         ...
 
     def flush(self) -> None:
         """What was applied is durable."""
         ...
 
-    def count(self, job: str | None) -> int:
-        """Points of the job, exactly; None: of all."""
+    def count(self, where: Filter | None = None) -> int:
+        """Points for which the filter holds, exactly; None: of all."""
         ...
 
-    def count_others(self, job: str) -> int:
-        """Points that are not the job's, exactly."""
+    def scroll(self, after: PointId | None, limit: int, *, vectors: bool) -> tuple[list[Record], PointId | None]:
+        """Points in the order of their ids, from `after` on; the id to go on from, None at the end."""
+        ...
+
+    def query(self, asks: Sequence[Ask]) -> list[list[Found]]:
+        """The nearest points of each, best first."""
         ...
 
     def build(self) -> None:

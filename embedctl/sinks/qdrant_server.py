@@ -1,24 +1,27 @@
-"""A Qdrant server: `qdrant://host:6334/name` over gRPC, `qdrant+http://host:6333/name` and `qdrant+https://` over REST.
+"""A Qdrant server as the sink's engine, over gRPC or REST (see `qdrant_address`).
 
-Enters: the URI (`?tls=true`: gRPC over TLS), the key in QDRANT_API_KEY, which is stored nowhere, and the seconds a
-request may take in QDRANT_TIMEOUT_S. Leaves: a `QdrantSink`. Every write waits until it is applied; `acknowledged` and
-`wait_timeout` are not success. Refused: a collection that is not there without `--create`.
+Enters: the URI. Leaves: a `QdrantSink`. Every write waits until it is applied; `acknowledged` and `wait_timeout` are not
+success. Refused: a server too old to keep what is promised, a collection that is not there without `--create`.
 """
 
 from __future__ import annotations
 
-import os
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from embedctl.errors import SinkError, UsageError
+from embedctl.outputs import Values, take
+from embedctl.sinks import qdrant_wire as wire
 from embedctl.sinks.qdrant import QdrantSink
-from embedctl.sinks.qdrant_engine import JOB, POS, Making, Points, Shape
-from embedctl.sinks.qdrant_trouble import BadRequest, patiently
-from embedctl.sinks.qdrant_wire import grpc_points, quantization, rest_points
+from embedctl.sinks.qdrant_address import Address, connect, parse
+from embedctl.sinks.qdrant_engine import Ask, Found, Layout, Making, Points, Record
+from embedctl.sinks.qdrant_trouble import BadRequest, TooSlow, patiently
+from embedctl.sinks.qdrant_where import Filter
 from embedctl.sinks.stores import PointId
 from embedctl.spec import JobSpec
 from embedctl.storage import LocalStorage
@@ -30,100 +33,51 @@ STREAMS = 4
 FIRST_PATIENCE_S, PATIENCE_S, BUILD_S = 10.0, 300.0, 6 * 3600.0
 POLL_S, CALM_POLLS = 0.25, 4
 DEFAULT_THRESHOLD = 10_000
-_TAG, _THRESHOLD = "embedctl_job", "embedctl_indexing_threshold"
+OLDEST = (1, 16)
+"""The first version with conditional upserts and metadata; an older one ignores both without a word."""
+MIN_POINTS = 16
+_THRESHOLD = "embedctl_indexing_threshold"
 _T = TypeVar("_T")
 
 
 def open_server(target: str, storage: LocalStorage, spec: JobSpec) -> QdrantSink:
     """:raises UsageError: not such a URI, or the client is not installed."""
-    parts = urlsplit(target)
-    collection = parts.path.strip("/")
-    if not parts.hostname or not collection or "/" in collection:
-        raise UsageError(
-            f"--to: {target} is not {parts.scheme}://HOST[:PORT]/COLLECTION", hint="--to qdrant://localhost:6334/docs"
-        )
     try:
         import qdrant_client  # noqa: F401
     except ImportError as exc:
         raise UsageError("the Qdrant client is not installed", hint="pip install 'embedctl[qdrant]'") from exc
-    if parts.query not in ("", "tls=true"):
-        raise UsageError(f"--to: {parts.query!r} is not known; only tls=true is", hint=target.partition("?")[0])
-    timeout = os.environ.get("QDRANT_TIMEOUT_S", "60")
-    if not timeout.isdecimal() or not int(timeout):
-        raise UsageError(f"QDRANT_TIMEOUT_S: {timeout!r} is not a whole number of seconds")
-    return QdrantSink(ServerEngine(target, collection, lambda: _client(target, int(timeout))), storage, spec)
-
-
-def _client(target: str, timeout_s: int) -> QdrantClient:
-    from qdrant_client import QdrantClient
-
-    parts = urlsplit(target)
-    grpc = parts.scheme == "qdrant"
-    return QdrantClient(
-        host=parts.hostname,
-        port=(None if grpc else parts.port) or 6333,
-        grpc_port=(parts.port if grpc else None) or 6334,
-        prefer_grpc=grpc,
-        https=parts.scheme.endswith("https") or parts.query == "tls=true",
-        api_key=os.environ.get("QDRANT_API_KEY"),
-        timeout=timeout_s,
-        check_compatibility=False,
-    )
+    address = parse(target)
+    return QdrantSink(ServerEngine(address), storage, spec)
 
 
 class ServerEngine:
     """One collection of a server. Connects at the first question."""
 
-    max_points, max_bytes = 256, 8 << 20
-
-    def __init__(self, target: str, collection: str, connect: Callable[[], QdrantClient]) -> None:
-        parts = urlsplit(target)
-        self.name = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        self._grpc = parts.scheme == "qdrant"
-        self._collection, self._connect = collection, connect
+    def __init__(self, address: Address) -> None:
+        self.name = address.name
+        self.max_points, self.max_bytes = 256, 8 << 20
+        self._address, self._collection = address, address.collection
         self._connected: QdrantClient | None = None
         self._put_off = False
 
-    def shape(self) -> Shape | None:
-        found = self._try(lambda c: c.collection_exists(self._collection), FIRST_PATIENCE_S)
-        if not found:
+    def layout(self) -> Layout | None:
+        self._check_version()
+        if not self._try(lambda c: c.collection_exists(self._collection), FIRST_PATIENCE_S):
             return None
-        vectors = self._info().config.params.vectors
-        if vectors is None or isinstance(vectors, dict) or vectors.multivector_config is not None:
-            raise UsageError(
-                f"{self.name}: this job needs one unnamed dense vector, the collection has {str(vectors)[:200]}",
-                hint="choose another collection with --to; one that does not exist is made with --create",
-            )
-        datatype = "float32" if vectors.datatype is None else str(vectors.datatype.value)
-        return Shape(size=vectors.size, distance=str(vectors.distance.value), datatype=datatype)
+        return wire.layout_from(self._info().config)
 
-    def tag(self) -> str | None:
-        tag = (self._info().config.metadata or {}).get(_TAG)
-        return None if tag is None else str(tag)
+    def metadata(self) -> Mapping[str, Any]:
+        return self._info().config.metadata or {}
 
-    def set_tag(self, job: str) -> None:
-        self._try(lambda c: c.update_collection(self._collection, metadata={_TAG: job}))
+    def annotate(self, metadata: Mapping[str, str]) -> None:
+        self._try(lambda c: c.update_collection(self._collection, metadata=dict(metadata)))
 
     def make(self, making: Making) -> None:
         if not making.create:
             raise UsageError(f"{self.name}: no such collection", hint="make it with --create")
-        from qdrant_client import models
-
-        vectors = models.VectorParams(
-            size=making.shape.size,
-            distance=models.Distance(making.shape.distance),
-            on_disk=True,
-            datatype=models.Datatype(making.shape.datatype),
-        )
+        asked = wire.creation_of(making)
         try:
-            self._try(
-                lambda c: c.create_collection(
-                    self._collection,
-                    vectors_config=vectors,
-                    quantization_config=quantization(making.quantization),
-                    metadata={_TAG: making.job},
-                )
-            )
+            self._try(lambda c: c.create_collection(self._collection, **asked))
         except SinkError as exc:
             if "already exists" not in str(exc):  # made by another shard of this run, or by a try whose reply was lost
                 raise
@@ -150,13 +104,14 @@ class ServerEngine:
             self._try(lambda c: c.update_collection(self._collection, optimizers_config=off))
         self._put_off = True
 
-    def upsert(self, batches: Iterator[Points], gate: int) -> None:
+    def upsert(self, batches: Iterator[Points], where: Filter) -> None:
         """Several at once. The first failure stops the rest and is raised when all have ended."""
+        only = wire.filter_of(where)
         with ThreadPoolExecutor(STREAMS, thread_name_prefix="qdrant") as pool:
             flying: set[Future[None]] = set()
             try:
                 for batch in batches:
-                    flying.add(pool.submit(self._put, batch, gate))
+                    flying.add(pool.submit(self._put, batch, only))
                     if len(flying) >= 2 * STREAMS:
                         done, flying = wait(flying, return_when=FIRST_COMPLETED)
                         for one in done:
@@ -167,27 +122,32 @@ class ServerEngine:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def delete(self, ids: Sequence[PointId], positions: Sequence[int]) -> None:
+    def delete(self, where: Filter) -> None:
         from qdrant_client import models
 
-        own = models.FieldCondition(key=POS, match=models.MatchAny(any=list(positions)))
-        gone = models.FilterSelector(filter=models.Filter(must=[models.HasIdCondition(has_id=list(ids)), own]))
-        self._try(lambda c: _applied(c.delete(self._collection, gone, wait=True)))
+        gone = wire.filter_of(where)
+        assert gone is not None
+        chosen = models.FilterSelector(filter=gone)
+        self._try(lambda c: _applied(c.delete(self._collection, chosen, wait=True)))
 
     def flush(self) -> None:
         """What a server says is completed is in its log."""
 
-    def count(self, job: str | None) -> int:
-        from qdrant_client import models
-
-        chosen = None if job is None else models.Filter(must=[_is_job(job)])
+    def count(self, where: Filter | None = None) -> int:
+        chosen = wire.filter_of(where)
         return self._try(lambda c: c.count(self._collection, count_filter=chosen, exact=True)).count
 
-    def count_others(self, job: str) -> int:
-        from qdrant_client import models
+    def scroll(self, after: PointId | None, limit: int, *, vectors: bool) -> tuple[list[Record], PointId | None]:
+        found, following = self._try(
+            lambda c: c.scroll(self._collection, limit=limit, offset=after, with_payload=True, with_vectors=vectors)
+        )
+        records = [Record(id=_id(p.id), payload=p.payload or {}, vectors=wire.plain_vectors(p.vector)) for p in found]
+        return records, None if following is None else _id(following)
 
-        others = models.Filter(must_not=[_is_job(job)])
-        return self._try(lambda c: c.count(self._collection, count_filter=others, exact=True)).count
+    def query(self, asks: Sequence[Ask]) -> list[list[Found]]:
+        requests = [wire.query_of(ask) for ask in asks]
+        answers = self._try(lambda c: c.query_batch_points(self._collection, requests))
+        return [[Found(id=_id(p.id), score=p.score, payload=p.payload or {}) for p in one.points] for one in answers]
 
     def build(self) -> None:
         """Green may show for a moment before the work begins, so it must show a few times in a row."""
@@ -234,29 +194,43 @@ class ServerEngine:
             self._try(lambda c: c.update_collection(self._collection, optimizers_config=back), patience_s)
         self._put_off = False
 
-    def _put(self, batch: Points, gate: int) -> None:
-        """Halves what the server calls bad, until the row that it is shows."""
-        from qdrant_client import models
-
-        own = models.Filter(must=[models.FieldCondition(key=POS, range=models.Range(gte=float(gate)))])
-        points = grpc_points(batch) if self._grpc else rest_points(batch)
+    def _put(self, batch: Points, only: models.Filter | None) -> None:
+        """Halves what is too much at once, and what the server calls bad, until the row that it is shows."""
+        points: Any = wire.grpc_points(batch) if self._address.grpc else wire.rest_points(batch)
+        alone = len(batch.ids) == 1
         try:
-            self._try(lambda c: _applied(c.upsert(self._collection, points, wait=True, update_filter=own)))
-        except BadRequest as exc:
-            if len(batch.ids) == 1:
+            self._try(
+                lambda c: _applied(c.upsert(self._collection, points, wait=True, update_filter=only)),
+                divisible=not alone,
+            )
+        except (BadRequest, TooSlow) as exc:
+            if alone:
                 raise SinkError(f"{self.name}: row {batch.payloads[0]['id']!r} was refused: {exc}") from exc
+            if isinstance(exc, TooSlow):
+                self.max_points = max(MIN_POINTS, min(self.max_points, len(batch.ids) // 2))
             middle = len(batch.ids) // 2
-            for half in (slice(None, middle), slice(middle, None)):
-                self._put(Points(ids=batch.ids[half], vectors=batch.vectors[half], payloads=batch.payloads[half]), gate)
+            self._put(_part(batch, 0, middle), only)
+            self._put(_part(batch, middle, len(batch.ids)), only)
 
     def _info(self) -> models.CollectionInfo:
         return self._try(lambda c: c.get_collection(self._collection))
 
-    def _try(self, call: Callable[[QdrantClient], _T], patience_s: float = PATIENCE_S) -> _T:
+    def _check_version(self) -> None:
+        found = self._try(lambda c: c.info(), FIRST_PATIENCE_S).version
+        match = re.match(r"(\d+)\.(\d+)", found)
+        if match and (int(match[1]), int(match[2])) < OLDEST:
+            raise UsageError(
+                f"{self.name}: the server is Qdrant {found}, which cannot keep what embedctl promises",
+                hint=f"upgrade it to {OLDEST[0]}.{OLDEST[1]} or newer",
+            )
+
+    def _try(
+        self, call: Callable[[QdrantClient], _T], patience_s: float = PATIENCE_S, *, divisible: bool = False
+    ) -> _T:
         if self._connected is None:
-            self._connected = self._connect()
+            self._connected = connect(self._address)
         client = self._connected
-        return patiently(self.name, lambda: call(client), patience_s)
+        return patiently(self.name, lambda: call(client), patience_s, divisible=divisible)
 
 
 def _applied(result: models.UpdateResult) -> models.UpdateResult:
@@ -265,7 +239,11 @@ def _applied(result: models.UpdateResult) -> models.UpdateResult:
     return result
 
 
-def _is_job(job: str) -> models.FieldCondition:
-    from qdrant_client import models
+def _part(batch: Points, begin: int, end: int) -> Points:
+    rows = np.arange(begin, end, dtype=np.int64)
+    vectors: dict[str, Values] = {name: take(values, rows) for name, values in batch.vectors.items()}
+    return Points(ids=batch.ids[begin:end], vectors=vectors, payloads=batch.payloads[begin:end])
 
-    return models.FieldCondition(key=JOB, match=models.MatchValue(value=job))
+
+def _id(found: object) -> PointId:
+    return found if isinstance(found, int) else str(found)

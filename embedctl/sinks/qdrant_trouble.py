@@ -18,16 +18,21 @@ from embedctl.errors import SinkError
 FIRST_S, LONGEST_S = 0.1, 15.0
 _T = TypeVar("_T")
 _AGAIN = frozenset({408, 429, 500, 502, 503, 504})
+_LATE = frozenset({408, 504})
 _BAD = frozenset({400, 413, 422})
 _GRPC = {
     "UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 408, "ABORTED": 503, "INTERNAL": 500, "CANCELLED": 503, "UNKNOWN": 520,
-    "RESOURCE_EXHAUSTED": 507, "INVALID_ARGUMENT": 400, "UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403,
+    "RESOURCE_EXHAUSTED": 507, "UNIMPLEMENTED": 501, "INVALID_ARGUMENT": 400, "UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403,
     "NOT_FOUND": 404, "ALREADY_EXISTS": 409,
 }  # fmt: skip
 
 
 class BadRequest(SinkError):
     """The server will never take this request as it is."""
+
+
+class TooSlow(SinkError):
+    """The server did not end in time, twice; less at once may do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +44,13 @@ class Trouble:
     after_s: float | None = None
 
 
-def patiently(name: str, call: Callable[[], _T], patience_s: float) -> _T:
+def patiently(name: str, call: Callable[[], _T], patience_s: float, *, divisible: bool = False) -> _T:
     """The call's result, tried again while it is worth it and at most `patience_s` long.
 
+    :raises TooSlow: out of time twice, where the caller can ask for less at once (`divisible`).
     :raises BadRequest, SinkError: the server's last word.
     """
-    began, pause = time.monotonic(), FIRST_S
+    began, pause, late = time.monotonic(), FIRST_S, 0
     while True:
         try:
             return call()
@@ -54,6 +60,9 @@ def patiently(name: str, call: Callable[[], _T], patience_s: float) -> _T:
                 raise
             if trouble.status not in _AGAIN:
                 raise _final(name, trouble) from exc
+            late += trouble.status in _LATE
+            if divisible and late == 2:
+                raise TooSlow(f"{name}: {trouble.text}") from exc
             if time.monotonic() - began >= patience_s:
                 raise SinkError(
                     f"{name}: {trouble.text}",

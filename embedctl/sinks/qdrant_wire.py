@@ -1,36 +1,126 @@
-"""Points and settings in the words of the Qdrant client. float32 or float16 in, float32 on the wire."""
+"""Layouts, points, queries and filters in the words of the Qdrant client, and back.
+
+Enters: our records, and filters as the REST interface has them. Leaves: the client's objects; on gRPC, vectors go from numpy
+to the message without Python numbers between. Refused: a filter that the client's own models do not know.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from embedctl.sinks.qdrant_engine import Points
+import numpy as np
+
+from embedctl.errors import UsageError
+from embedctl.outputs import Multivector, Sparse, Values
+from embedctl.sinks.qdrant_engine import OVERSAMPLING, RRF_K, UNNAMED, Ask, Layout, Making, Plain, Points, Vector
+from embedctl.sinks.qdrant_where import Filter
 
 if TYPE_CHECKING:
-    from qdrant_client import models
+    from qdrant_client import grpc, models
 
 
-def grpc_points(batch: Points) -> list[models.PointStruct]:
-    """Vectors go from numpy to the message without Python numbers between."""
+def grpc_points(batch: Points) -> list[grpc.PointStruct]:
     from qdrant_client import grpc
     from qdrant_client.conversions.conversion import payload_to_grpc
 
-    vectors = batch.vectors.astype("<f4", copy=False)
+    columns = {name: _grpc_column(values) for name, values in batch.vectors.items()}
+    alone = list(columns) == [UNNAMED]
+
+    def vectors(i: int) -> grpc.Vectors:
+        if alone:
+            return grpc.Vectors(vector=columns[UNNAMED](i))
+        return grpc.Vectors(vectors=grpc.NamedVectors(vectors={n: c(i) for n, c in columns.items()}))
+
     return [
         grpc.PointStruct(
             id=grpc.PointId(num=id) if isinstance(id, int) else grpc.PointId(uuid=id),
-            vectors=grpc.Vectors(vector=grpc.Vector(dense=grpc.DenseVector(data=vector))),
+            vectors=vectors(i),
             payload=payload_to_grpc(payload),
         )
-        for id, vector, payload in zip(batch.ids, vectors, batch.payloads, strict=True)
+        for i, (id, payload) in enumerate(zip(batch.ids, batch.payloads, strict=True))
     ]
+
+
+def _grpc_column(values: Values) -> Callable[[int], grpc.Vector]:
+    from qdrant_client import grpc
+
+    if isinstance(values, np.ndarray):
+        dense = values.astype("<f4", copy=False)
+        return lambda i: grpc.Vector(dense=grpc.DenseVector(data=dense[i]))
+    ends = values.offsets
+    if isinstance(values, Sparse):
+        indices, weights = values.indices, values.values
+        return lambda i: grpc.Vector(
+            sparse=grpc.SparseVector(indices=indices[ends[i] : ends[i + 1]], values=weights[ends[i] : ends[i + 1]])
+        )
+    many = values.vectors.astype("<f4", copy=False)
+    return lambda i: grpc.Vector(
+        multi_dense=grpc.MultiDenseVector(
+            vectors=[grpc.DenseVector(data=token) for token in many[ends[i] : ends[i + 1]]]
+        )
+    )
 
 
 def rest_points(batch: Points) -> list[models.PointStruct]:
     from qdrant_client import models
 
-    rows = zip(batch.ids, batch.vectors.tolist(), batch.payloads, strict=True)
-    return [models.PointStruct(id=id, vector=vector, payload=payload) for id, vector, payload in rows]
+    columns = {name: _rest_column(values) for name, values in batch.vectors.items()}
+    rows = enumerate(zip(batch.ids, batch.payloads, strict=True))
+    if list(columns) == [UNNAMED]:
+        return [models.PointStruct(id=id, vector=columns[UNNAMED][i], payload=dict(p)) for i, (id, p) in rows]
+    return [
+        models.PointStruct(id=id, vector={n: c[i] for n, c in columns.items()}, payload=dict(p)) for i, (id, p) in rows
+    ]
+
+
+def _rest_column(values: Values) -> list[Any]:
+    from qdrant_client import models
+
+    if isinstance(values, np.ndarray):
+        return values.astype(np.float32, copy=False).tolist()  # type: ignore[no-any-return]
+    ends = values.offsets.tolist()
+    spans = [slice(b, e) for b, e in zip(ends, ends[1:], strict=False)]
+    if isinstance(values, Multivector):
+        return [values.vectors[s].astype(np.float32, copy=False).tolist() for s in spans]
+    return [models.SparseVector(indices=values.indices[s].tolist(), values=values.values[s].tolist()) for s in spans]
+
+
+def creation_of(making: Making) -> dict[str, Any]:
+    """What `create_collection` takes."""
+    from qdrant_client import models
+
+    dense = {n: _vector_params(v, making) for n, v in making.layout.items() if v.kind != "sparse"}
+    sparse = {
+        n: models.SparseVectorParams(
+            index=models.SparseIndexParams(on_disk=making.on_disk),
+            modifier=models.Modifier(v.modifier) if v.modifier else None,
+        )
+        for n, v in making.layout.items()
+        if v.kind == "sparse"
+    }
+    return {
+        "vectors_config": dense[UNNAMED] if UNNAMED in dense else dense or None,
+        "sparse_vectors_config": sparse or None,
+        "shard_number": making.shards,
+        "metadata": dict(making.metadata),
+    }
+
+
+def _vector_params(vector: Vector, making: Making) -> models.VectorParams:
+    from qdrant_client import models
+
+    many = vector.kind == "multivector"
+    max_sim = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
+    return models.VectorParams(
+        size=vector.size,
+        distance=models.Distance(vector.distance),
+        on_disk=making.on_disk,
+        datatype=models.Datatype(vector.datatype),
+        multivector_config=max_sim if many else None,
+        hnsw_config=models.HnswConfigDiff(m=0) if many else None,
+        quantization_config=quantization(vector.quantization),
+    )
 
 
 def quantization(kind: str | None) -> models.QuantizationConfig | None:
@@ -45,3 +135,86 @@ def quantization(kind: str | None) -> models.QuantizationConfig | None:
         product = models.ProductQuantizationConfig(compression=models.CompressionRatio.X16, always_ram=True)
         return models.ProductQuantization(product=product)
     return None
+
+
+def layout_from(config: models.CollectionConfig) -> Layout:
+    given = config.params.vectors
+    dense = given if isinstance(given, dict) else {} if given is None else {UNNAMED: given}
+    found = {
+        name: Vector(
+            kind="multivector" if one.multivector_config else "dense",
+            size=one.size,
+            distance=str(one.distance.value),
+            datatype="float32" if one.datatype is None else str(one.datatype.value),
+            quantization=_kind(one.quantization_config or config.quantization_config),
+        )
+        for name, one in dense.items()
+    }
+    return found | {
+        name: Vector(kind="sparse", modifier="idf" if one.modifier and one.modifier.value == "idf" else None)
+        for name, one in (config.params.sparse_vectors or {}).items()
+    }
+
+
+def _kind(found: object) -> str | None:
+    """`ScalarQuantization` has one field, `scalar`, and so on."""
+    fields = getattr(type(found), "model_fields", {})
+    return next(iter(fields), None)
+
+
+def plain_vectors(found: object) -> dict[str, Plain]:
+    """What the client gives as a point's vectors."""
+    if found is None:
+        return {}
+    named: Mapping[str, Any] = found if isinstance(found, dict) else {UNNAMED: found}
+    return {n: (v.indices, v.values) if hasattr(v, "indices") else v for n, v in named.items()}
+
+
+def query_of(ask: Ask) -> models.QueryRequest:
+    from qdrant_client import models
+
+    where = filter_of(ask.where)
+    if len(ask.vectors) == 1:
+        name, vector = next(iter(ask.vectors.items()))
+        return models.QueryRequest(
+            query=_nearest(vector), using=name or None, filter=where, params=_params(ask, name),
+            limit=ask.limit, with_payload=True,
+        )  # fmt: skip
+    branches = [
+        models.Prefetch(query=_nearest(v), using=n or None, filter=where, params=_params(ask, n), limit=ask.pool)
+        for n, v in ask.vectors.items()
+    ]
+    fused = models.RrfQuery(rrf=models.Rrf(k=RRF_K))
+    return models.QueryRequest(prefetch=branches, query=fused, filter=where, limit=ask.limit, with_payload=True)
+
+
+def _nearest(vector: Plain) -> Any:
+    from qdrant_client import models
+
+    return models.SparseVector(indices=vector[0], values=vector[1]) if isinstance(vector, tuple) else vector
+
+
+def _params(ask: Ask, name: str) -> models.SearchParams:
+    from qdrant_client import models
+
+    kind = ask.quantized.get(name)
+    looked = models.QuantizationSearchParams(
+        ignore=ask.exact, rescore=True, oversampling=OVERSAMPLING.get(kind) if kind and not ask.exact else None
+    )
+    return models.SearchParams(exact=ask.exact, quantization=looked if kind else None)
+
+
+def filter_of(found: Filter | None) -> models.Filter | None:
+    """:raises UsageError: not such a filter."""
+    from pydantic import ValidationError
+    from qdrant_client import models
+
+    if found is None:
+        return None
+    try:
+        return models.Filter.model_validate(found)
+    except ValidationError as exc:
+        raise UsageError(
+            f"--where: {found} is not a filter that Qdrant knows ({exc.errors()[0]['msg']})",
+            hint="see https://qdrant.tech/documentation/concepts/filtering/",
+        ) from exc

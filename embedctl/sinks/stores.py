@@ -11,20 +11,22 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import zstandard
 
 from embedctl.errors import BooksError, SinkError
+from embedctl.outputs import Multivector, OutputSpec, Sparse, not_finite
 from embedctl.records import WindowKey, WindowOutput, WindowRecord
 from embedctl.storage import STATE, Storage, etag_of
 
-FOLDER = f"{STATE}/ids"
+FOLDER, LOST = f"{STATE}/ids", f"{STATE}/lost"
 ROW_BITS, WINDOW_BITS, SLICE_BITS, GENERATION_BITS = 20, 18, 18, 6
 MAX_ROWS = (1 << ROW_BITS) - 1024
 """Rows of a window. Qdrant compares `_pos` as float64, where the last of 2^20 round up to the next window."""
+_SIDECAR = re.compile(r"g(\d+)-(\d+)-(\d+)(?:-r(\d+))?\.json\.zst")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 PointId = int | str
@@ -70,14 +72,22 @@ def _uuid5(name: str) -> str:
     return f"{hexed[:8]}-{hexed[8:12]}-5{hexed[13:16]}-{variant}{hexed[17:20]}-{hexed[20:32]}"
 
 
-def check_vectors(output: WindowOutput, size: int) -> None:
+def check_vectors(output: WindowOutput, outputs: Sequence[OutputSpec]) -> None:
     """Stores take any number, so this is the last place to look. :raises SinkError: the first bad row is named."""
-    if output.vectors.ndim != 2 or output.vectors.shape[1] != size:
-        name = output.record.key.stem
-        raise SinkError(f"window {name}: vectors of {output.vectors.shape[1:]}, the store holds {size}")
-    bad = np.flatnonzero(~np.isfinite(output.vectors).all(axis=1))
-    if len(bad):
-        raise SinkError(f"row {output.ids[int(bad[0])]!r}: the vector holds NaN or Inf")
+    for spec in outputs:
+        values = output.outputs[spec.name]
+        if isinstance(values, Sparse):
+            width = spec.dim
+        else:
+            width = (values.vectors if isinstance(values, Multivector) else values).shape[-1]
+        if len(values) != len(output.ids) or width != spec.dim:
+            raise SinkError(
+                f"window {output.record.key.stem}: {spec.name}: {len(values)} vectors of {width} for "
+                f"{len(output.ids)} units, the store holds one a unit, of {spec.dim}"
+            )
+        bad = np.flatnonzero(not_finite(values))
+        if len(bad):
+            raise SinkError(f"row {output.ids[int(bad[0])]!r}: the vector holds NaN or Inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +174,43 @@ def rows_known(storage: Storage, record: WindowRecord) -> WindowRows:
 def has_rows(storage: Storage) -> bool:
     """Whether any window was ever begun from this state."""
     return bool(storage.list(FOLDER))
+
+
+def windows_after(storage: Storage, key: WindowKey, ids: Collection[str]) -> list[WindowKey]:
+    """Windows behind `key` that have a row of one of these ids. Reads the sidecar of each: for what is rare."""
+    newest: dict[WindowKey, int] = {}
+    for entry in storage.list(FOLDER):
+        match = _SIDECAR.fullmatch(entry.name.rpartition("/")[2])
+        if match:
+            found = WindowKey(generation=int(match[1]), slice=int(match[2]), window=int(match[3]))
+            newest[found] = max(newest.get(found, 0), int(match[4] or 0))
+    wanted = frozenset(ids)
+    return [
+        k
+        for k, revision in sorted(newest.items())
+        if k > key and (rows := load_rows(storage, k, revision)) and not wanted.isdisjoint(rows.ids)
+    ]
+
+
+def mark_lost(storage: Storage, key: WindowKey) -> None:
+    """The window is to be written again, whatever the ledger says; durable."""
+    storage.put_if_absent(f"{LOST}/{key.stem}", b"")
+
+
+def is_lost(storage: Storage, key: WindowKey) -> bool:
+    return storage.read(f"{LOST}/{key.stem}") is not None
+
+
+def unmark_lost(storage: Storage, key: WindowKey) -> None:
+    if is_lost(storage, key):
+        storage.delete(f"{LOST}/{key.stem}")
+
+
+def hash_words(output: WindowOutput) -> list[str] | None:
+    """Of each live row, its two hashes as 32 hexadecimal digits; None where rows have none."""
+    if output.hashes is None:
+        return None
+    return [f"{text:016x}{kept:016x}" for text, kept in output.hashes.tolist()]
 
 
 def _name(key: WindowKey, revision: int) -> str:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from embedctl.ledger import dead
 from embedctl.ledger.segments import Ledger
+from embedctl.outputs import Outputs, Values, take
 from embedctl.plan import Plan
 from embedctl.records import DeadRow, FileBooks, Window, WindowOutput, WindowRecord
 from embedctl.sinks.base import Sink
@@ -23,10 +24,10 @@ from embedctl.storage import Storage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorRules:
-    """store: float32 (n, C) -> (values in the stored type, bad rows by reason). pool: chunk vectors, document of each,
-    weights -> a vector a document; None without `--chunk-pool`."""
+    """store: an output's name, its values in float32 -> (values in the stored type, bad rows by reason). pool: chunk
+    vectors, document of each, weights -> a vector a document; None without `--chunk-pool`."""
 
-    store: Callable[[np.ndarray], tuple[np.ndarray, dict[int, str]]]
+    store: Callable[[str, Values], tuple[Values, dict[int, str]]]
     pool: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None
 
 
@@ -49,19 +50,33 @@ class Committer:
     def commit(self, encoded: Encoded) -> tuple[WindowRecord, tuple[DeadRow, ...]]:
         """:raises SourceChanged, SinkError, Locked: nothing of the window may be taken as done."""
         output = assemble(encoded, self.plan, self.rules)
+        self._check(output)
+        self._remember_budgets(encoded)
+        return self._write(output)
+
+    def commit_output(self, output: WindowOutput) -> tuple[WindowRecord, tuple[DeadRow, ...]]:
+        """A window that needed no encoder. :raises SourceChanged, SinkError, Locked: as `commit`."""
+        self._check(output)
+        return self._write(output)
+
+    def _check(self, output: WindowOutput) -> None:
         self.check_dead(output.dead)
         self.check_source([b.file for b in output.record.books])
         self.check_lease()
-        if encoded.budget < encoded.prepared.batch_tokens:
-            key = encoded.last
-            self.ledger.append(
-                {"kind": "budget", "after": [key.generation, key.slice, key.window], "batch_tokens": encoded.budget}
-            )
+
+    def _write(self, output: WindowOutput) -> tuple[WindowRecord, tuple[DeadRow, ...]]:
         dead.put(self.storage, output.record.key, output.dead, self.plan.files)
         record = self.sink.write(output)
         self.check_lease()
         self.ledger.append(record)
         return record, output.dead
+
+    def _remember_budgets(self, encoded: Encoded) -> None:
+        """Batches that did not fit are smaller in later windows, on every resume."""
+        after = [encoded.last.generation, encoded.last.slice, encoded.last.window]
+        for number, (feed, budget) in enumerate(zip(encoded.prepared.feeds, encoded.budgets, strict=True)):
+            if budget < feed.batch_tokens:
+                self.ledger.append({"kind": "budget", "after": after, "batch_tokens": budget, "pass": number})
 
 
 def assemble(encoded: Encoded, plan: Plan, rules: VectorRules) -> WindowOutput:
@@ -70,34 +85,52 @@ def assemble(encoded: Encoded, plan: Plan, rules: VectorRules) -> WindowOutput:
     lengths = units.tokenized.lengths[units.sequence]
     alive = _alive(len(window.ids), encoded.reasons)[units.document]
     document, number = units.document[alive], units.number[alive]
-    vectors = encoded.vectors[units.sequence[alive]]
+    outputs = {name: take(values, units.sequence[alive]) for name, values in encoded.outputs.items()}
     tokens, truncated = lengths[alive], units.tokenized.truncated[units.sequence[alive]]
     begin, end = units.begin[alive], units.end[alive]
     if rules.pool is not None:
         rows, inverse = np.unique(document, return_inverse=True)
-        vectors = rules.pool(vectors, inverse.astype(np.int64), tokens)
+        pooled = inverse.astype(np.int64)
+        outputs = {name: rules.pool(np.asarray(values), pooled, tokens) for name, values in outputs.items()}
         tokens = np.bincount(inverse, weights=tokens, minlength=len(rows)).astype(np.int64)
         truncated = np.bincount(inverse, weights=truncated, minlength=len(rows)) > 0
         document = rows
-    stored, bad = rules.store(vectors)
+    stored, bad = _stored(outputs, rules)
     if bad:
         reasons = encoded.reasons | {int(document[i]): reason for i, reason in bad.items()}
         return assemble(replace(encoded, reasons=reasons), plan, rules)
-    dead_rows = _dead_rows(window, encoded.reasons)
+    died = dead_rows(window, encoded.reasons)
     with_chunks = plan.chunked
     return WindowOutput(
-        record=_record(encoded, dead_rows, len(document), int(tokens.sum()), int(truncated.sum())),
+        record=record_of(
+            window,
+            died,
+            units=len(document),
+            tokens=int(tokens.sum()),
+            padded_tokens=encoded.padded_tokens,
+            truncated=int(truncated.sum()),
+        ),
         ids=[window.ids[d] for d in document.tolist()],
         positions=window.positions[np.unique(document)] if plan.id_column else None,
-        vectors=stored,
+        outputs=stored,
         kept=window.kept.take(pa.array(document)),
         token_count=tokens,
         truncated=truncated,
         chunk=number if with_chunks else None,
         char_start=begin if with_chunks else None,
         char_end=end if with_chunks else None,
-        dead=tuple(sorted((*window.dead, *dead_rows), key=lambda d: (d.file, d.position))),
+        dead=tuple(sorted((*window.dead, *died), key=lambda d: (d.file, d.position))),
+        hashes=None if window.hashes is None else window.hashes[np.unique(document)],
     )
+
+
+def _stored(outputs: Outputs, rules: VectorRules) -> tuple[dict[str, Values], dict[int, str]]:
+    stored: dict[str, Values] = {}
+    bad: dict[int, str] = {}
+    for name, values in outputs.items():
+        stored[name], found = rules.store(name, values)
+        bad |= found
+    return stored, bad
 
 
 def _alive(count: int, reasons: dict[int, str]) -> np.ndarray:
@@ -106,7 +139,8 @@ def _alive(count: int, reasons: dict[int, str]) -> np.ndarray:
     return alive
 
 
-def _dead_rows(window: Window, reasons: dict[int, str]) -> list[DeadRow]:
+def dead_rows(window: Window, reasons: dict[int, str]) -> list[DeadRow]:
+    """Live rows of the window, by number, that died for these reasons."""
     return [
         DeadRow(
             file=int(window.files[row]),
@@ -119,8 +153,10 @@ def _dead_rows(window: Window, reasons: dict[int, str]) -> list[DeadRow]:
     ]
 
 
-def _record(encoded: Encoded, died: Sequence[DeadRow], units: int, tokens: int, truncated: int) -> WindowRecord:
-    window = encoded.prepared.window
+def record_of(
+    window: Window, died: Sequence[DeadRow], *, units: int, tokens: int, padded_tokens: int, truncated: int
+) -> WindowRecord:
+    """The window's record, rows that died after it was read moved from written to dead."""
     lost: dict[int, int] = {}
     for row in died:
         lost[row.file] = lost.get(row.file, 0) + 1
@@ -143,7 +179,7 @@ def _record(encoded: Encoded, died: Sequence[DeadRow], units: int, tokens: int, 
         books=books,
         units=units,
         tokens=tokens,
-        padded_tokens=encoded.padded_tokens,
+        padded_tokens=padded_tokens,
         truncated=truncated,
         replay=window.replay,
     )

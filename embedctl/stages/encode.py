@@ -1,45 +1,56 @@
-"""Batches -> vectors: runs the encoder, survives its bad days, judges what it gives.
+"""Batches -> outputs: runs the encoders, survives their bad days, judges what they give.
 
 Enters: a `Prepared` window. Leaves: an `Encoded` one. Out of memory halves the batch and lowers the budget of later
-windows; a vector with NaN or Inf is tried again alone in float32; what still fails, or is zero, kills its row only.
+windows; a value with NaN or Inf is tried again alone in float32; what still fails, or is zero, kills its row only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
+from embedctl import outputs as out
 from embedctl.encoders.base import Encoder
 from embedctl.errors import OutOfDeviceMemory
+from embedctl.outputs import OutputKind, Outputs, Values
 from embedctl.records import Batch, WindowKey
-from embedctl.stages.prepare import Prepared
+from embedctl.stages.prepare import Feed, Prepared
 
 Split = Callable[[Batch], tuple[Batch, Batch]]
+Piece = tuple[np.ndarray, Outputs]
+"""Sequences of the window, and their values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """vectors: float32 (distinct texts, C), rows of dead ones undefined. budget: for windows after `last`."""
+    """outputs: by name, a value for each distinct text, those of dead ones undefined. budgets: one an encoder, for
+    windows after `last`."""
 
     prepared: Prepared
-    vectors: np.ndarray
+    outputs: Outputs
     reasons: dict[int, str]
     padded_tokens: int
-    budget: int
+    budgets: tuple[int, ...]
     last: WindowKey
+
+    @property
+    def nbytes(self) -> int:
+        return sum(values.nbytes for values in self.outputs.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """The encoder and what the stage needs beside it. `pool` has a thread for each of its lanes.
+    """An encoder and what the stage needs beside it. `pool` has a thread for each of its lanes.
 
-    split halves a batch; padded tells the tokens that a batch really costs.
+    names: the output's name for each kind that is wanted. split halves a batch; padded tells the tokens that a batch
+    really costs.
     """
 
     encoder: Encoder
+    names: Mapping[OutputKind, str]
     split: Split
     padded: Callable[[Batch], int]
     pool: ThreadPoolExecutor
@@ -47,87 +58,131 @@ class Engine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A window whose batches are with the encoder's lanes; `results` gives each batch's fitting budget, in order.
-
-    vectors and bad fill up meanwhile: the next window can be started before this one is finished.
+    """A window whose batches are with the encoders' lanes; `results` gives, for each encoder, each batch's pieces and
+    the budget that fitted, in order. `bad` fills up meanwhile: the next window can be started before this one is
+    finished.
     """
 
     prepared: Prepared
-    vectors: np.ndarray
     bad: dict[int, str]
-    results: Iterator[int]
+    results: tuple[Iterator[tuple[list[Piece], int]], ...]
 
 
-def start(prepared: Prepared, engine: Engine) -> Started:
+def start(prepared: Prepared, engines: Sequence[Engine]) -> Started:
     """Hand the window's batches to the lanes. With one lane nothing runs before `finish`."""
-    count = len(prepared.units.tokenized.truncated)
-    vectors = np.zeros((count, engine.encoder.dim), dtype=np.float32)
     bad: dict[int, str] = {}
-
-    def work(batch: Batch) -> int:
-        return _encode_batch(batch, engine, vectors, bad, prepared.batch_tokens)
-
-    results = map(work, prepared.batches) if engine.encoder.lanes == 1 else engine.pool.map(work, prepared.batches)
-    return Started(prepared=prepared, vectors=vectors, bad=bad, results=results)
+    results = tuple(_begin(feed, engine, bad) for feed, engine in zip(prepared.feeds, engines, strict=True))
+    return Started(prepared=prepared, bad=bad, results=results)
 
 
-def finish(started: Started, engine: Engine, tick: Callable[[Batch], None], last: WindowKey) -> Encoded:
+def _begin(feed: Feed, engine: Engine, bad: dict[int, str]) -> Iterator[tuple[list[Piece], int]]:
+    def work(batch: Batch) -> tuple[list[Piece], int]:
+        return _encode_batch(batch, engine, bad, feed.batch_tokens)
+
+    return map(work, feed.batches) if engine.encoder.lanes == 1 else engine.pool.map(work, feed.batches)
+
+
+def finish(started: Started, engines: Sequence[Engine], tick: Callable[[Batch], None], last: WindowKey) -> Encoded:
     """Wait for the window. `last`: the last window started by now.
 
-    :raises EncoderError: the encoder itself is broken. :raises Interrupted: from `tick`, called after each batch.
+    :raises EncoderError: an encoder itself is broken. :raises Interrupted: from `tick`, called after each batch.
     """
     prepared, bad = started.prepared, started.bad
-    budget = prepared.batch_tokens
-    for batch, fitted in zip(prepared.batches, started.results, strict=True):
-        budget = min(budget, fitted)
-        tick(batch)
-    _judge(prepared, engine.encoder, started.vectors, bad)
+    outputs: dict[str, Values] = {}
+    budgets = []
+    for feed, results, engine in zip(prepared.feeds, started.results, engines, strict=True):
+        budget, pieces = feed.batch_tokens, []
+        for batch, (found, fitted) in zip(feed.batches, results, strict=True):
+            pieces += found
+            budget = min(budget, fitted)
+            tick(batch)
+        budgets.append(budget)
+        outputs |= _Gathered(feed, engine.encoder, pieces, bad).judged(engine.names)
+    return Encoded(
+        prepared=prepared,
+        outputs=outputs,
+        reasons=_reasons(prepared, bad),
+        padded_tokens=sum(map(engines[0].padded, prepared.feeds[0].batches)),
+        budgets=tuple(budgets),
+        last=last,
+    )
+
+
+def _reasons(prepared: Prepared, bad: Mapping[int, str]) -> dict[int, str]:
     reasons = dict(prepared.reasons)
     if bad:
         for unit, sequence in enumerate(prepared.units.sequence.tolist()):
             if sequence in bad:
                 reasons.setdefault(int(prepared.units.document[unit]), bad[sequence])
-    return Encoded(
-        prepared=prepared,
-        vectors=started.vectors,
-        reasons=reasons,
-        padded_tokens=sum(map(engine.padded, prepared.batches)),
-        budget=budget,
-        last=last,
-    )
+    return reasons
 
 
-def _encode_batch(batch: Batch, engine: Engine, vectors: np.ndarray, bad: dict[int, str], budget: int) -> int:
-    """Fill the batch's rows of `vectors`; returns the budget that fitted."""
+def _encode_batch(batch: Batch, engine: Engine, bad: dict[int, str], budget: int) -> tuple[list[Piece], int]:
+    """The batch's values, and the budget that fitted."""
     try:
-        vectors[batch.units] = engine.encoder.encode(batch)
-        return budget
+        return [(batch.units, engine.encoder.encode(batch))], budget
     except OutOfDeviceMemory:
         if len(batch.units) == 1:
             bad[int(batch.units[0])] = f"does not fit in device memory ({batch.num_tokens} tokens)"
-            return budget
+            return [], budget
     smaller = max(1, min(budget, batch.num_tokens) // 2)
-    return min(_encode_batch(half, engine, vectors, bad, smaller) for half in engine.split(batch))
+    halves = [_encode_batch(half, engine, bad, smaller) for half in engine.split(batch)]
+    return [piece for pieces, _ in halves for piece in pieces], min(fitted for _, fitted in halves)
 
 
-def _judge(prepared: Prepared, encoder: Encoder, vectors: np.ndarray, bad: dict[int, str]) -> None:
-    """Find NaN, Inf and zero vectors; give the first two a second chance alone in float32."""
-    for batch in prepared.batches:
-        rows = vectors[batch.units]
-        suspect = ~np.isfinite(rows).all(axis=1) | ~rows.any(axis=1)
-        for i in np.flatnonzero(suspect).tolist():
-            sequence = int(batch.units[i])
-            if sequence in bad:
-                continue
-            if not np.isfinite(vectors[sequence]).all():
-                vectors[sequence] = _again(encoder, batch, i)
-            if not np.isfinite(vectors[sequence]).all():
-                bad[sequence] = "the vector has NaN or Inf"
-            elif not vectors[sequence].any():
-                bad[sequence] = "the vector is zero"
+class _Gathered:
+    """One encoder's pieces of a window, brought into the order of its distinct texts."""
+
+    def __init__(self, feed: Feed, encoder: Encoder, pieces: Sequence[Piece], bad: dict[int, str]) -> None:
+        self._feed, self._encoder, self._bad = feed, encoder, bad
+        self._parts: dict[OutputKind, list[Values]] = {k: [p[k] for _, p in pieces] for k in encoder.dims}
+        count = sum(len(units) for units, _ in pieces)
+        self._place = np.full(len(feed.tokenized.truncated), count, dtype=np.int64)  # past all of them: never computed
+        for begin, units in zip(_starts(pieces), (units for units, _ in pieces), strict=True):
+            self._place[units] = np.arange(begin, begin + len(units))
+        self._count = count
+
+    def judged(self, names: Mapping[OutputKind, str]) -> dict[str, Values]:
+        """The wanted values by name; NaN, Inf and zero found, the first two after a second chance alone in float32."""
+        values: Mapping[OutputKind, Values] = self._joined()
+        wrong = np.zeros(self._count + 1, dtype=bool)
+        for kind in names:
+            wrong |= out.not_finite(values[kind]) | (out.all_zero(values[kind]) if kind != "score" else False)
+        if wrong[: self._count].any():
+            values = self._second_chances(values, wrong, names)
+        return {name: out.take(values[kind], self._place) for kind, name in names.items()}
+
+    def _joined(self) -> dict[OutputKind, Values]:
+        """Every kind's values end to end, and a blank one at the end."""
+        return {k: out.join([*parts, out.blank(k, self._encoder.dims[k])]) for k, parts in self._parts.items()}
+
+    def _second_chances(
+        self, values: Mapping[OutputKind, Values], wrong: np.ndarray, names: Mapping[OutputKind, str]
+    ) -> Mapping[OutputKind, Values]:
+        again: list[Outputs] = []
+        for batch in self._feed.batches:
+            for i in np.flatnonzero(wrong[self._place[batch.units]]).tolist():
+                sequence = int(batch.units[i])
+                if sequence in self._bad:
+                    continue
+                one: Outputs = {k: out.take(v, self._place[[sequence]]) for k, v in values.items()}
+                if any(out.not_finite(one[k])[0] for k in names):
+                    one = _again(self._encoder, batch, i)
+                    self._place[sequence] = self._count + 1 + len(again)
+                    again.append(one)
+                if any(out.not_finite(one[k])[0] for k in names):
+                    self._bad[sequence] = "the vector has NaN or Inf"
+                elif any(out.all_zero(one[k])[0] for k in names if k != "score"):
+                    self._bad[sequence] = "the vector is zero"
+        return {k: out.join([v, *(one[k] for one in again)]) for k, v in values.items()}
 
 
-def _again(encoder: Encoder, batch: Batch, i: int) -> np.ndarray:
+def _starts(pieces: Sequence[Piece]) -> list[int]:
+    starts: list[int] = np.cumsum([0, *(len(units) for units, _ in pieces)])[:-1].tolist()
+    return starts
+
+
+def _again(encoder: Encoder, batch: Batch, i: int) -> Outputs:
     begin, end = int(batch.cu_seqlens[i]), int(batch.cu_seqlens[i + 1])
     types = batch.token_type_ids_T
     alone = Batch(
@@ -137,7 +192,6 @@ def _again(encoder: Encoder, batch: Batch, i: int) -> np.ndarray:
         token_type_ids_T=None if types is None else types[begin:end],
     )
     try:
-        vector: np.ndarray = encoder.encode_float32(alone)[0]
+        return encoder.encode_float32(alone)
     except OutOfDeviceMemory:
-        return np.full(encoder.dim, np.nan, dtype=np.float32)
-    return vector
+        return {kind: out.blank(kind, dim) for kind, dim in encoder.dims.items()}

@@ -7,7 +7,7 @@ kills its row and no other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,33 +18,55 @@ Spans = Callable[[str], list[tuple[int, int]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextRules:
-    """How texts become units. chunk: for every document; overlong: for those the model would cut, when asked.
+class FeedRules:
+    """How texts become one encoder's batches. tokenize: may be the same as another encoder's, which then runs once.
 
-    unique: texts -> (distinct texts, int64 index of each). pack: tokens and budget -> batches over distinct texts.
+    pack: tokens and budget -> batches over distinct texts.
     """
 
     tokenize: Callable[[Sequence[str]], Tokenized]
-    unique: Callable[[Sequence[str]], tuple[list[str], np.ndarray]]
     pack: Callable[[Tokenized, int], list[Batch]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRules:
+    """How texts become units. chunk: for every document; overlong: for those the model would cut, when asked.
+
+    unique: texts -> (distinct texts, int64 index of each). feeds: one an encoder; the first one's tokens count.
+    """
+
+    unique: Callable[[Sequence[str]], tuple[list[str], np.ndarray]]
+    feeds: Sequence[FeedRules]
     chunk: Spans | None
     on_overlong: str
     overlong: Spans | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """What one encoder gets of a window: tokens of the distinct texts, and the batches packed for `batch_tokens`."""
+
+    tokenized: Tokenized
+    batches: Sequence[Batch]
+    batch_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A window with its units. reasons: live row -> why it is dead after all. batches: packed for `batch_tokens`."""
+    """A window with its units. reasons: live row -> why it is dead after all."""
 
     window: Window
     units: Units
-    batches: Sequence[Batch]
-    batch_tokens: int
+    feeds: tuple[Feed, ...]
     reasons: dict[int, str] = field(default_factory=dict)
 
+    @property
+    def nbytes(self) -> int:
+        return self.window.text_bytes + sum(feed.tokenized.ids_T.nbytes for feed in self.feeds)
 
-def prepare(window: Window, rules: TextRules, batch_tokens: int) -> Prepared:
-    """Pure: the same window, rules and budget give the same batches."""
+
+def prepare(window: Window, rules: TextRules, batch_tokens: Sequence[int]) -> Prepared:
+    """Pure: the same window, rules and budgets, one an encoder, give the same batches."""
     reasons: dict[int, str] = {}
     spans = [_spans(text, rules.chunk, row, reasons) for row, text in enumerate(window.texts)]
     units, failed = _units(window.texts, spans, rules)
@@ -57,24 +79,51 @@ def prepare(window: Window, rules: TextRules, batch_tokens: int) -> Prepared:
             spans[row] = _spans(window.texts[row], rules.overlong, row, reasons)
         units, failed = _units(window.texts, spans, rules)
         reasons |= failed
-    needed = _needed_sequences(units, reasons)
-    batches = rules.pack(_only(units.tokenized, needed), batch_tokens)
-    return Prepared(
-        window=window, units=units, batches=_renumbered(batches, needed), batch_tokens=batch_tokens, reasons=reasons
-    )
+    tokenized, failed = _for_each_feed(window.texts, units, rules)
+    reasons = {**_without_tokens(tokenized, units), **failed, **reasons}
+    feeds = _packed(tokenized, units, reasons, rules, batch_tokens)
+    return Prepared(window=window, units=units, feeds=feeds, reasons=reasons)
 
 
-def repack(prepared: Prepared, rules: TextRules, batch_tokens: int) -> Prepared:
-    """The same window under another budget."""
-    needed = _needed_sequences(prepared.units, prepared.reasons)
-    batches = rules.pack(_only(prepared.units.tokenized, needed), batch_tokens)
-    return Prepared(
-        window=prepared.window,
-        units=prepared.units,
-        batches=_renumbered(batches, needed),
-        batch_tokens=batch_tokens,
-        reasons=prepared.reasons,
-    )
+def repack(prepared: Prepared, rules: TextRules, batch_tokens: Sequence[int]) -> Prepared:
+    """The same window under other budgets."""
+    tokenized = [feed.tokenized for feed in prepared.feeds]
+    feeds = _packed(tokenized, prepared.units, prepared.reasons, rules, batch_tokens)
+    return replace(prepared, feeds=feeds)
+
+
+def _without_tokens(tokenized: Sequence[Tokenized], units: Units) -> dict[int, str]:
+    """Rows of which a tokenizer leaves nothing, like a lone zero-width space."""
+    empty = np.zeros(len(units.tokenized.truncated), dtype=bool)
+    for tokens in tokenized:
+        empty |= tokens.lengths == 0
+    rows = np.unique(units.document[empty[units.sequence]]).tolist()
+    return dict.fromkeys(rows, "the text has no tokens")
+
+
+def _packed(
+    tokenized: Sequence[Tokenized], units: Units, reasons: dict[int, str], rules: TextRules, budgets: Sequence[int]
+) -> tuple[Feed, ...]:
+    feeds = []
+    for tokens, feed, budget in zip(tokenized, rules.feeds, budgets, strict=True):
+        needed = _needed_sequences(units, tokens, reasons)
+        batches = _renumbered(feed.pack(_only(tokens, needed), budget), needed)
+        feeds.append(Feed(tokenized=tokens, batches=batches, batch_tokens=budget))
+    return tuple(feeds)
+
+
+def _for_each_feed(texts: Sequence[str], units: Units, rules: TextRules) -> tuple[list[Tokenized], dict[int, str]]:
+    """The distinct texts in every tokenizer's tokens, each tokenizer asked once."""
+    known = {id(rules.feeds[0].tokenize): units.tokenized}
+    reasons: dict[int, str] = {}
+    if any(id(feed.tokenize) not in known for feed in rules.feeds):
+        first = np.unique(units.sequence, return_index=True)[1].tolist()
+        distinct = [texts[int(units.document[u])][units.begin[u] : units.end[u]] for u in first]
+        for feed in rules.feeds:
+            if id(feed.tokenize) not in known:
+                known[id(feed.tokenize)], bad = _tokenize(distinct, feed)
+                reasons |= _rows_of(bad, units.document, units.sequence)
+    return [known[id(feed.tokenize)] for feed in rules.feeds], reasons
 
 
 def _spans(text: str, chunk: Spans | None, row: int, reasons: dict[int, str]) -> list[tuple[int, int]]:
@@ -95,15 +144,20 @@ def _units(
     flat = np.array([pair for s in spans for pair in s], dtype=np.int32).reshape(-1, 2)
     pieces = [text[b:e] for text, s in zip(texts, spans, strict=True) for b, e in s]
     distinct, sequence = rules.unique(pieces)
-    tokenized, bad = _tokenize(distinct, rules)
-    reasons = {int(document[u]): bad[s] for u, s in enumerate(sequence.tolist()) if s in bad} if bad else {}
+    tokenized, bad = _tokenize(distinct, rules.feeds[0])
+    reasons = _rows_of(bad, document, sequence)
     units = Units(
         document=document, number=number, begin=flat[:, 0], end=flat[:, 1], tokenized=tokenized, sequence=sequence
     )
     return units, reasons
 
 
-def _tokenize(texts: Sequence[str], rules: TextRules) -> tuple[Tokenized, dict[int, str]]:
+def _rows_of(bad: dict[int, str], document: np.ndarray, sequence: np.ndarray) -> dict[int, str]:
+    """Why each row is dead that has a bad sequence."""
+    return {int(document[u]): bad[s] for u, s in enumerate(sequence.tolist()) if s in bad} if bad else {}
+
+
+def _tokenize(texts: Sequence[str], rules: FeedRules) -> tuple[Tokenized, dict[int, str]]:
     """Tokens of all texts; where the batch call fails, one by one, so that only the bad ones are lost."""
     try:
         return rules.tokenize(texts), {}
@@ -131,11 +185,11 @@ def _truncated_rows(units: Units) -> list[int]:
     return rows
 
 
-def _needed_sequences(units: Units, reasons: dict[int, str]) -> np.ndarray:
+def _needed_sequences(units: Units, tokenized: Tokenized, reasons: dict[int, str]) -> np.ndarray:
     """Distinct texts of at least one token that a live row needs, ascending."""
     live = ~np.isin(units.document, np.fromiter(reasons, dtype=np.int64, count=len(reasons)))
     needed: np.ndarray = np.unique(units.sequence[live])
-    found: np.ndarray = needed[units.tokenized.lengths[needed] > 0]
+    found: np.ndarray = needed[tokenized.lengths[needed] > 0]
     return found
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from embedctl.errors import GuardRefused
 from embedctl.plan import Plan
 from embedctl.records import Cursor, DeadRow, FileBooks, RowBlock, Slice, SourceFile, Window, WindowKey, WindowRecord
+from embedctl.stages.hashes import row_hashes
 
 Blocks = Callable[[SourceFile, int, int | None, int], Iterator[RowBlock]]
 """(file, begin, end, start) -> the rows of [begin, end) at or after start."""
@@ -25,13 +26,16 @@ _SKIPPED_PER_ROW = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRules:
-    """How a row is judged. where and sample give a bool mask; render gives texts, problem the reason a text is dead."""
+    """How a row is judged. where and sample give a bool mask; render gives texts, problem the reason a text is dead.
+
+    hashed: content hashes are wanted of rows with ids."""
 
     where: Callable[[pa.RecordBatch], np.ndarray] | None
     sample: Callable[[str, np.ndarray], np.ndarray] | None
     render: Callable[[pa.RecordBatch], list[str | None]]
     problem: Callable[[str | None], str | None]
     on_duplicate: str
+    hashed: bool = True
 
 
 @dataclass(slots=True)
@@ -63,7 +67,7 @@ class _Open:
 
 
 @dataclass(slots=True)
-class _Judged:
+class Judged:
     """A block with what the rules say of its rows. `taken`: rows that went into the open window, kept cells not yet."""
 
     order: list[int]
@@ -110,7 +114,7 @@ class WindowReader:
         """All rows of `blocks` as one window in the place of `record`; `missing` are rows that are no longer there."""
         now = _Open(begin=record.begin)
         for block in blocks:
-            judged = self._judge(block)
+            judged = self.judge(block)
             for i in judged.order:
                 self._add(now, judged, block, i)
             self._settle(now, judged)
@@ -127,7 +131,7 @@ class WindowReader:
         now, rows = _Open(begin=cursor), rows_before
         limit = slice_.limit_rows
         for segment, block in self._stream(slice_, cursor):
-            judged = self._judge(block)
+            judged = self.judge(block)
             for i in judged.order:
                 if limit is not None and rows >= limit:
                     break
@@ -159,7 +163,8 @@ class WindowReader:
             or now.scanned >= self._max_rows * _SKIPPED_PER_ROW
         )
 
-    def _judge(self, block: RowBlock) -> _Judged:
+    def judge(self, block: RowBlock) -> Judged:
+        """What the rules say of each row of a block; `order` are the rows that `--sample` leaves."""
         n = len(block.positions)
         batch, uri = block.columns, self._plan.files[block.file].uri
         chosen = self._rules.sample(uri, block.positions) if self._rules.sample else np.ones(n, dtype=bool)
@@ -167,9 +172,14 @@ class WindowReader:
         texts = self._rules.render(batch)
         ids = _ids(batch, self._plan.id_column)
         kept = pa.Table.from_batches([batch.select(list(self._plan.keep))])
-        return _Judged(order=np.flatnonzero(chosen).tolist(), passes=passes, texts=texts, ids=ids, kept=kept, uri=uri)
+        return Judged(order=np.flatnonzero(chosen).tolist(), passes=passes, texts=texts, ids=ids, kept=kept, uri=uri)
 
-    def _add(self, now: _Open, judged: _Judged, block: RowBlock, i: int) -> int:
+    def problem(self, judged: Judged, block: RowBlock, i: int) -> str | None:
+        """Why row i is dead whatever else the corpus holds; None: it is not."""
+        id_ = judged.ids[i] if judged.ids is not None else judged.uri
+        return block.errors.get(i) or self._rules.problem(judged.texts[i]) or _id_problem(id_)
+
+    def _add(self, now: _Open, judged: Judged, block: RowBlock, i: int) -> int:
         """Put row i into the window; returns 1 when it counts against limits, 0 when `--where` skipped it."""
         tally = now.books.setdefault(block.file, _Tally())
         tally.read += 1
@@ -182,7 +192,7 @@ class WindowReader:
         now.candidates += 1
         text = judged.texts[i]
         id_ = judged.ids[i] if judged.ids is not None else f"{judged.uri}:{position}"
-        reason = error or self._rules.problem(text) or _id_problem(id_)
+        reason = self.problem(judged, block, i)
         if reason is None and id_ in now.seen:
             reason = self._duplicate(str(id_), now.seen[str(id_)])
             if reason is None:
@@ -217,7 +227,7 @@ class WindowReader:
             )
         return f"duplicate id {id_!r}, first at {where}" if self._rules.on_duplicate == "dead-letter" else None
 
-    def _settle(self, now: _Open, judged: _Judged) -> None:
+    def _settle(self, now: _Open, judged: Judged) -> None:
         """Move the kept cells of the rows taken since the last call from the block to the window."""
         if judged.taken:
             now.kept.append(judged.kept.take(pa.array(judged.taken, pa.int64())))
@@ -243,6 +253,7 @@ class WindowReader:
                 for f, t in sorted(now.books.items())
             ),
             raw=now.raw or None,
+            hashes=row_hashes(now.texts, kept) if self._plan.id_column and self._rules.hashed else None,
             replay=self._replay(self._offset_after if last else end.position) if self._replay else None,
         )
 

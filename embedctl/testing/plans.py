@@ -10,9 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from embedctl.plan import Plan
+from embedctl.outputs import SINGLE, OutputSpec
+from embedctl.plan import Pass, Plan
 from embedctl.records import Slice, SourceFile
 from embedctl.spec import JobSpec
+
+DIM = 4
 
 
 def hand_plan(
@@ -24,6 +27,7 @@ def hand_plan(
     uris: Sequence[str] = ("a.jsonl",),
     slices: Sequence[Slice] = (),
     resolved: Mapping[str, Any] | None = None,
+    outputs: Sequence[OutputSpec] = (OutputSpec(name=SINGLE, kind="dense", dim=DIM),),
 ) -> Plan:
     """Files are `uris`, read by nobody. `resolved` is added to what a sink asks for (`id_type`: string)."""
     return Plan(
@@ -32,8 +36,14 @@ def hand_plan(
         recipe="ab" * 32,
         snapshot="cd" * 32,
         spec=(spec or JobSpec()).of_kind("rows", "recipe", "tuning"),
-        resolved={"id_type": "string", **(resolved or {})},
-        model={"name": "by hand", "normalised": True},
+        passes=(
+            Pass(
+                asked="by hand",
+                model={"name": "by hand", "normalised": True, "similarity": "cosine", "fingerprint": "ef" * 32},
+                resolved={"id_type": "string", **(resolved or {})},
+                outputs=tuple(outputs),
+            ),
+        ),
         schema=schema or pa.schema([("text", pa.string())]),
         id_column=id_column,
         text_columns=("text",),

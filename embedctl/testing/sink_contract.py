@@ -74,7 +74,9 @@ class SinkContract:
         for out, record in [(out, sink.write(out)) for out in written]:
             table = self.held(sink, record)
             assert table["id"].to_pylist() == list(out.ids)
-            np.testing.assert_array_equal(np.array(table["embedding"].to_pylist(), np.float32), out.vectors)
+            np.testing.assert_array_equal(
+                np.array(table["embedding"].to_pylist(), np.float32), out.outputs["embedding"]
+            )
 
     def test_kept_cells_keep_type_and_value(self, sink: Sink) -> None:
         sink.prepare(plan())
@@ -196,7 +198,7 @@ def _output(
         record=record,
         ids=ids,
         positions=positions,
-        vectors=vectors,
+        outputs={"embedding": vectors},
         kept=kept,
         token_count=np.full(units, 3, dtype=np.int64),
         truncated=np.zeros(units, dtype=bool),

@@ -31,12 +31,14 @@ _BERT_HARMLESS = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTokenizer:
     """`cut_left`: the tokenizer drops tokens from the start. `special_ids`: ids of its named special tokens.
-    `file_max_length`: the truncation the file itself carried, None without one."""
+    `file_max_length`: the truncation the file itself carried, None without one. `type_ids`: the model is given the
+    token type of each token."""
 
     rust: Tokenizer
     cut_left: bool
     special_ids: frozenset[int]
     file_max_length: int | None
+    type_ids: bool = False
 
 
 def load_rust(folder: Path, *, trust_remote_code: bool, as_file: bool) -> LoadedTokenizer:
@@ -52,9 +54,9 @@ def load_rust(folder: Path, *, trust_remote_code: bool, as_file: bool) -> Loaded
         rust.no_padding()
         config = _read_json(folder / "tokenizer_config.json")
         if as_file or _is_plain_bert(rust, config, folder):
-            return _loaded(rust, config.get("truncation_side") == "left", _file_specials(rust))
+            return _loaded(rust, config.get("truncation_side") == "left", _file_specials(rust), _takes_types(config))
         if not _has_transformers():
-            return _loaded(rust, config.get("truncation_side") == "left", _file_specials(rust))
+            return _loaded(rust, config.get("truncation_side") == "left", _file_specials(rust), _takes_types(config))
     elif not _has_transformers():
         raise ModelError(f"{folder}: no {TOKENIZER_FILE}, and reading other tokenizers needs transformers",
                          hint="pip install 'embedctl[torch]'")  # fmt: skip
@@ -88,16 +90,23 @@ def _from_transformers(folder: Path, trust_remote_code: bool) -> LoadedTokenizer
             f"{folder}: {type(wrapped).__name__} exists only in Python, without offsets or parallel encoding",
             hint=f"save a {TOKENIZER_FILE} for it and put it into the folder",
         )
-    return _loaded(rust, wrapped.truncation_side == "left", frozenset(wrapped.all_special_ids))
+    return _loaded(rust, wrapped.truncation_side == "left", frozenset(wrapped.all_special_ids),
+                   "token_type_ids" in wrapped.model_input_names)  # fmt: skip
 
 
-def _loaded(rust: Tokenizer, cut_left: bool, special_ids: frozenset[int]) -> LoadedTokenizer:
+def _takes_types(config: dict[str, Any]) -> bool:
+    """What tokenizer_config.json says, or what BERT's tokenizer does where it says nothing."""
+    plain = str(config.get("tokenizer_class", "BertTokenizer")).removesuffix("Fast") == "BertTokenizer"
+    return "token_type_ids" in config.get("model_input_names", ["token_type_ids"] if plain else [])
+
+
+def _loaded(rust: Tokenizer, cut_left: bool, special_ids: frozenset[int], type_ids: bool) -> LoadedTokenizer:
     carried = rust.truncation
     rust.no_truncation()
     rust.no_padding()
     return LoadedTokenizer(
         rust=rust, cut_left=cut_left, special_ids=special_ids,
-        file_max_length=carried["max_length"] if carried else None,
+        file_max_length=carried["max_length"] if carried else None, type_ids=type_ids,
     )  # fmt: skip
 
 

@@ -55,6 +55,7 @@ def _gather(tokenized: Tokenized, units: np.ndarray) -> Batch:
         input_ids_T=tokenized.ids_T[index_T].astype(np.int32, copy=False),
         cu_seqlens=cu_seqlens,
         units=units.astype(np.int64, copy=False),
+        token_type_ids_T=None if tokenized.types_T is None else tokenized.types_T[index_T].astype(np.int32),
     )
 
 

@@ -58,7 +58,7 @@ def load_tokenizer(
     if not add_special_tokens and loaded.file_max_length is not None:
         max_length = min(max_length, loaded.file_max_length)
     if lowercase:
-        _add_lowercase(loaded.rust)
+        add_lowercase(loaded.rust)
     return RustTokenizer(
         loaded, max_length=max_length, prompt=prompt, strip=strip, add_special_tokens=add_special_tokens
     )
@@ -95,8 +95,8 @@ class RustTokenizer:
         truncated = np.zeros(len(texts), dtype=bool)
         head, tail, room = self._head, self._tail, self._room
         done = 0
-        for part in _parts([self._whole(text) for text in texts]):
-            for ids in self._content(part):
+        for part in parts_of([self._whole(text) for text in texts]):
+            for ids in self.content(part, room):
                 if len(ids) > room:
                     truncated[done] = True
                     ids = ids[-room:] if self._cut_left else ids[:room]
@@ -114,7 +114,7 @@ class RustTokenizer:
 
         :raises ValueError: a text cannot be tokenized.
         """
-        return [len(encoding) for part in _parts(texts) for encoding in self._encode(part)]
+        return [len(encoding) for part in parts_of(texts) for encoding in self._encode(part)]
 
     def count_after_prompt(self, texts: Sequence[str]) -> list[int]:
         """As `count`, but read behind the prompt: tokens of prompt and text, less those of the prompt alone.
@@ -132,21 +132,24 @@ class RustTokenizer:
         """
         return [
             np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-            for part in _parts(texts)
+            for part in parts_of(texts)
             for encoding in self._encode(part, with_offsets=True)
         ]
 
     def _whole(self, text: str) -> str:
         return self.prompt + (text.strip() if self._strip else text)
 
-    def _content(self, texts: Sequence[str]) -> list[list[int]]:
-        """Content ids of each text: all of them, or of a proven prefix that holds more than are kept."""
-        limit = FIRST_CUT_CHARS_PER_TOKEN * self._room + 64
+    def content(self, texts: Sequence[str], room: int) -> list[list[int]]:
+        """Content ids of each text, as it stands: all of them, or of a proven prefix that holds more than `room`.
+
+        :raises ValueError: a text cannot be tokenized.
+        """
+        limit = FIRST_CUT_CHARS_PER_TOKEN * room + 64
         pieces = [self._prefix(text, limit) for text in texts]
         ids = [encoding.ids for encoding in self._encode(pieces)]
         for i, text in enumerate(texts):
             grown = limit
-            while len(ids[i]) <= self._room and len(pieces[i]) < len(text):
+            while len(ids[i]) <= room and len(pieces[i]) < len(text):
                 grown *= GROWTH
                 pieces[i] = self._prefix(text, grown)
                 ids[i] = self._encode([pieces[i]])[0].ids
@@ -176,7 +179,7 @@ class RustTokenizer:
         return len(alone) - (1 if len(alone) and int(alone[-1]) in special_ids else 0)
 
 
-def _parts(texts: Sequence[str]) -> list[Sequence[str]]:
+def parts_of(texts: Sequence[str]) -> list[Sequence[str]]:
     """Runs of texts for one call of the library each, so that its encodings never hold a whole window."""
     out, begin, chars = [], 0, 0
     for i, text in enumerate(texts):
@@ -210,7 +213,8 @@ def _special_ids(rust: Tokenizer) -> tuple[list[int], list[int]]:
     return list(head_ids), list(tail_ids)
 
 
-def _add_lowercase(rust: Tokenizer) -> None:
+def add_lowercase(rust: Tokenizer) -> None:
+    """Lowercase before anything else, where the tokenizer does not do so already."""
     from tokenizers import normalizers
 
     known = rust.normalizer

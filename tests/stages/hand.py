@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from embedctl.encoders.fake import FakeEncoder
 from embedctl.errors import OutOfDeviceMemory
+from embedctl.outputs import SINGLE, Outputs
 from embedctl.records import Batch, Cursor, FileBooks, Tokenized, Window, WindowKey
 from embedctl.stages.encode import Encoded, Engine, finish, start
-from embedctl.stages.prepare import Prepared, TextRules
+from embedctl.stages.prepare import FeedRules, Prepared, TextRules
 from embedctl.tokens.fake import FakeTokenizer
 from embedctl.tokens.pack import make_batches, split_batch, unique_texts
 
@@ -24,7 +25,7 @@ WORD = FakeTokenizer.id_of
 class HandEncoder:
     """Vector of a sequence: its token sum, its length and ones; odd where told. Remembers what it was asked."""
 
-    deterministic, lanes, padded, dim = True, 1, False, 4
+    deterministic, lanes, padded, dims = True, 1, False, {"dense": 4}
 
     def __init__(self, *, nan: str = "", always_nan: str = "", zero: str = "", oom_over: int | None = None) -> None:
         self._nan, self._always_nan, self._zero = (WORD(w) if w else -1 for w in (nan, always_nan, zero))
@@ -33,16 +34,16 @@ class HandEncoder:
         self.seen: list[tuple[int, ...]] = []
         self.again: list[tuple[int, ...]] = []
 
-    def encode(self, batch: Batch) -> np.ndarray:
+    def encode(self, batch: Batch) -> Outputs:
         self.sizes.append(batch.num_tokens)
         if self._oom_over is not None and batch.num_tokens > self._oom_over:
             raise OutOfDeviceMemory("full")
         self.seen += [tuple(s.tolist()) for s in sequences(batch)]
-        return np.stack([self._vector(s, half=True) for s in sequences(batch)])
+        return {"dense": np.stack([self._vector(s, half=True) for s in sequences(batch)])}
 
-    def encode_float32(self, batch: Batch) -> np.ndarray:
+    def encode_float32(self, batch: Batch) -> Outputs:
         self.again += [tuple(s.tolist()) for s in sequences(batch)]
-        return np.stack([self._vector(s, half=False) for s in sequences(batch)])
+        return {"dense": np.stack([self._vector(s, half=False) for s in sequences(batch)])}
 
     def _vector(self, ids: np.ndarray, *, half: bool) -> np.ndarray:
         if self._zero in ids:
@@ -96,9 +97,8 @@ def text_rules(
     on_overlong: str = "truncate",
 ) -> TextRules:
     return TextRules(
-        tokenize=tokenize or FakeTokenizer(),
         unique=unique_texts,
-        pack=lambda tokenized, budget: list(make_batches(tokenized, budget)),
+        feeds=[FeedRules(tokenize=tokenize or FakeTokenizer(), pack=lambda t, budget: list(make_batches(t, budget)))],
         chunk=chunk,
         on_overlong=on_overlong,
         overlong=by_bars if on_overlong == "chunk" else None,
@@ -107,5 +107,7 @@ def text_rules(
 
 def encode(prepared: Prepared, encoder: HandEncoder | FakeEncoder) -> Encoded:
     with ThreadPoolExecutor(1) as pool:
-        engine = Engine(encoder=encoder, split=split_batch, padded=lambda b: b.num_tokens, pool=pool)
-        return finish(start(prepared, engine), engine, lambda batch: None, KEY)
+        engine = Engine(
+            encoder=encoder, names={"dense": SINGLE}, split=split_batch, padded=lambda b: b.num_tokens, pool=pool
+        )
+        return finish(start(prepared, [engine]), [engine], lambda batch: None, KEY)

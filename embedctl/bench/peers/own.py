@@ -17,6 +17,7 @@ from embedctl import __version__
 from embedctl.encoders.base import Encoder
 from embedctl.job import planning, wiring
 from embedctl.models.load import find_model
+from embedctl.outputs import dense
 from embedctl.spec import JobSpec
 from embedctl.tokens.base import Tokenizer
 from embedctl.tokens.pack import make_batches
@@ -34,15 +35,15 @@ class Own:
     def encode(self, texts: Sequence[str], size: int) -> np.ndarray:
         tokenized = self._tokenizer(texts)
         begun = time.perf_counter()
-        vectors = np.empty((len(texts), self._encoder.dim), dtype=np.float32)
+        vectors = np.empty((len(texts), self._encoder.dims["dense"]), dtype=np.float32)
         batches = make_batches(tokenized, size, padded=self._encoder.padded)
         if getattr(self._encoder, "lanes", 1) == 1:
             for batch in batches:
-                vectors[batch.units] = self._encoder.encode(batch)
+                vectors[batch.units] = dense(self._encoder.encode(batch))
         else:
             todo = list(batches)
             for batch, found in zip(todo, self._pool.map(self._encoder.encode, todo), strict=True):
-                vectors[batch.units] = found
+                vectors[batch.units] = dense(found)
         self.last = {"encode_s": time.perf_counter() - begun, "tokens": int(tokenized.offsets[-1])}
         return vectors
 
@@ -53,10 +54,10 @@ def load(settings: Mapping[str, Any]) -> Own:
 
     device = resolve_device(settings.get("device"))
     spec = JobSpec(
-        inputs=("-",), model=settings["model"], dtype=settings.get("dtype", "auto"), compile=settings.get("compile"),
+        inputs=("-",), model=(settings["model"],), dtype=settings.get("dtype", "auto"), compile=settings.get("compile"),
         max_length=settings.get("max_length"), attention=settings.get("attention"),
     )  # fmt: skip
-    folder = find_model(spec.model, offline=True)
+    folder = find_model(settings["model"], offline=True)
     resolved = {
         "device": device, "dtype": "float32" if folder.kind == "static" else resolve_dtype(spec.dtype, device),
         "threads": settings.get("threads") or planning.available_cpus(), "compile": spec.compile,

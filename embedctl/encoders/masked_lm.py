@@ -1,0 +1,87 @@
+"""A masked language model in two: the transformer that runs packed like any other, and what makes scores of its states.
+
+Enters: a model of transformers with a masked language model's head. Leaves: its base, and `Vocabulary`. Refuses: heads
+that are not one Linear over the vocabulary behind layers that look at each token alone, found by a trial.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from embedctl.encoders.weights import DTYPES, load_transformer
+from embedctl.errors import ModelError
+from embedctl.models.folder import ModelFolder
+
+
+class MaskedLoader:
+    """Loads as `load_transformer` does, and keeps what it took off the model, by dtype, in `heads`."""
+
+    def __init__(self) -> None:
+        self.heads: dict[torch.dtype, Vocabulary] = {}
+
+    def __call__(self, folder: ModelFolder, *, dtype: str, device: str, attention: str | None) -> nn.Module:
+        """The base. :raises ModelError: see the module and `load_transformer`."""
+        model = load_transformer(
+            folder, dtype=dtype, device=device, attention=attention, auto_class="AutoModelForMaskedLM"
+        )
+        base, self.heads[DTYPES[dtype]] = split(model, folder.name)
+        return base
+
+
+class _Given(nn.Module):
+    """Stands in the base model's place and gives the hidden states that the caller has already."""
+
+    def forward(self, *_args: Any, inputs_embeds: Tensor, **_kwargs: Any) -> Any:
+        from transformers.modeling_outputs import BaseModelOutput
+
+        return BaseModelOutput(last_hidden_state=inputs_embeds)
+
+
+class Vocabulary(nn.Module):
+    """The head: `forward` gives what its last Linear takes; weight (V, E) and bias (V,) are that Linear's own."""
+
+    def __init__(self, model: nn.Module, last: nn.Module) -> None:
+        super().__init__()
+        self.weight: Tensor = last.weight.detach()  # type: ignore[assignment,operator]
+        self.bias: Tensor | None = None if last.bias is None else last.bias.detach()  # type: ignore[operator]
+        self._model = model
+
+    def forward(self, hidden_TE: Tensor) -> Tensor:
+        """(T, E) to (T, E')."""
+        states: Tensor = self._model(inputs_embeds=hidden_TE.unsqueeze(0)).logits[0]
+        return states
+
+
+def split(model: Any, name: str) -> tuple[nn.Module, Vocabulary]:
+    """(base, head). The model given is taken apart. :raises ModelError: see the module."""
+    last, base = model.get_output_embeddings(), model.base_model
+    prefix = model.base_model_prefix
+    if not isinstance(last, nn.Linear) or base is model or getattr(model, prefix, None) is not base:
+        raise ModelError(
+            f"{name}: {type(model).__name__} has no Linear over its vocabulary, so it cannot give sparse vectors"
+        )
+    setattr(model, prefix, _Given())
+    width = int(getattr(model.config, "hidden_size", None) or last.weight.shape[1])
+    trial = torch.linspace(-1, 1, 3 * width, dtype=last.weight.dtype, device=last.weight.device).view(3, width)
+    with torch.inference_mode():
+        try:
+            expected = model(inputs_embeds=trial.unsqueeze(0)).logits[0].float()
+            _replace(model, last)
+            head = Vocabulary(model, last)
+            found = nn.functional.linear(head(trial), head.weight, head.bias).float()
+        except Exception as exc:
+            raise ModelError(f"{name}: its vocabulary head does not run alone: {exc}") from exc
+    if found.shape != expected.shape or not torch.allclose(found, expected, rtol=1e-2, atol=1e-2):
+        raise ModelError(f"{name}: {type(model).__name__} does more than a Linear over its vocabulary")
+    return base, head
+
+
+def _replace(model: nn.Module, last: nn.Module) -> None:
+    """Take the last Linear out, wherever the model holds it."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if child is last:
+                setattr(parent, name, nn.Identity())

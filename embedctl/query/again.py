@@ -1,0 +1,212 @@
+"""Rows embedded again, the plainest way there is: read from the source, one sequence at a time, in float32.
+
+Enters: a finished Parquet destination. Leaves: a `Check` that holds a random sample of its rows to every model's own
+numbers. Not checked where the source is gone or has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embedctl.encoders.base import Encoder
+from embedctl.errors import SourceError, UsageError
+from embedctl.job import planning, wiring
+from embedctl.outputs import Multivector, Outputs, OutputSpec, Sparse, Values, take
+from embedctl.plan import Plan
+from embedctl.query.checks import Check
+from embedctl.records import Batch, Tokenized, Window, WindowRecord
+from embedctl.sinks.columns import values_of
+from embedctl.sources.files import STDIN
+from embedctl.spec import JobSpec
+from embedctl.stages.prepare import Prepared, prepare
+from embedctl.stages.windows import WindowReader
+from embedctl.storage import LocalStorage
+
+MAX_WINDOWS = 8
+MIN_COSINE = {"float32": 1 - 1e-6, "bfloat16": 0.9995, "float16": 0.9995}
+STORED_COSINE = {"float32": 1.0, "float16": 1 - 1e-5, "int8": 0.99, "uint8": 0.99}
+MIN_EQUAL_BITS = 0.97
+MAX_SCORE_OFF = {"float32": 1e-4, "bfloat16": 0.05, "float16": 0.05}
+
+Key = tuple[str, int]
+"""Id and chunk number."""
+
+
+def embedded_again(plan: Plan, storage: LocalStorage, records: Sequence[WindowRecord], sample: int) -> Check:
+    """`sample` rows of up to MAX_WINDOWS windows."""
+    if any(f.path == STDIN for f in plan.files):
+        return Check(name="sample", ok=None, detail="not checked: standard input is gone")
+    full = [r for r in records if r.units and r.key.generation == 1]
+    if not full or not sample:
+        return Check(name="sample", ok=None, detail="not checked: nothing to compare")
+    chance = np.random.default_rng()
+    chosen = [full[i] for i in sorted(chance.choice(len(full), min(MAX_WINDOWS, len(full)), replace=False))]
+    try:
+        compared = _Compared(plan)
+        for record in chosen:
+            wanted = -(-sample // len(chosen))
+            compared.window(_window_again(plan, record, records), storage, record, wanted, chance)
+    except (SourceError, UsageError) as exc:
+        return Check(name="sample", ok=None, detail=f"not checked: {exc}")
+    return compared.check()
+
+
+class _Compared:
+    """The models of a plan, opened in float32, and how far the stored values are from theirs."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        folders = planning.open_models(JobSpec(**plan.asked(), inputs=plan.inputs))
+        tokenizers = wiring.open_tokenizers(folders, plan)
+        self._rules = wiring.text_rules(plan, [(tokenizer, True) for tokenizer in tokenizers])
+        self._encoders = [
+            wiring.open_planned_encoder(
+                folder, plan.spec, {**one.resolved, "dtype": "float32", "compile": False}, [o.kind for o in one.outputs]
+            )
+            for folder, one in zip(folders, plan.passes, strict=True)
+        ]
+        self._vectors = wiring.vector_rules(plan, lambda name, _: _ranges(plan, name))
+        self._worst = {output.name: np.inf for output in plan.outputs}
+        self._rows = 0
+
+    def window(
+        self, window: Window, storage: LocalStorage, record: WindowRecord, wanted: int, chance: np.random.Generator
+    ) -> None:
+        """Compare up to `wanted` of the window's rows."""
+        ready = prepare(window, self._rules, [1] * len(self._encoders))
+        stored, place = _stored(self._plan, storage, record)
+        named = [(key, units) for key, units in _named(self._plan, ready).items() if key in place]
+        for i in chance.choice(len(named), min(wanted, len(named)), replace=False).tolist():
+            key, units = named[i]
+            expected = self._reference(ready, units)
+            self._rows += 1
+            for output in self._plan.outputs:
+                found = take(stored[output.name], place[key])
+                like = _likeness(
+                    output, expected[output.name], found, self._vectors.store, _ranges(self._plan, output.name)
+                )
+                self._worst[output.name] = min(self._worst[output.name], like)
+
+    def _reference(self, ready: Prepared, units: Sequence[int]) -> Outputs:
+        """One value an output in float32: each unit alone, pooled where the job pools."""
+        found: dict[str, Values] = {}
+        for encoder, feed, one in zip(self._encoders, ready.feeds, self._plan.passes, strict=True):
+            alone = [_alone(encoder, feed.tokenized, int(ready.units.sequence[unit])) for unit in units]
+            for output in one.outputs:
+                found[output.name] = alone[0][output.kind]
+                if self._vectors.pool is not None:
+                    lengths = ready.units.tokenized.lengths[ready.units.sequence[list(units)]]
+                    each = np.concatenate([np.asarray(values[output.kind]) for values in alone])
+                    found[output.name] = self._vectors.pool(each, np.zeros(len(units), dtype=np.int64), lengths)
+        return found
+
+    def check(self) -> Check:
+        ok, told = True, []
+        for one in self._plan.passes:
+            for output in one.outputs:
+                least, worst = _least(output, one.resolved["dtype"]), self._worst[output.name]
+                ok = ok and bool(worst >= least)
+                name = f"{output.name}: " if len(self._plan.outputs) > 1 else ""
+                told.append(f"{name}lowest {_measure(output)} {worst:.7f}, at least {least:.7f} expected")
+        return Check(name="sample", ok=ok, detail=f"{self._rows} rows embedded again: {'; '.join(told)}")
+
+
+def _window_again(plan: Plan, record: WindowRecord, records: Sequence[WindowRecord]) -> Window:
+    """Read one committed window from the source again."""
+    reader = WindowReader(plan, wiring.row_rules(plan), wiring.blocks_of(plan))
+    others = {
+        r.key.window: r
+        for r in records
+        if r.key.slice == record.key.slice and r.key != record.key and r.key.generation == 1
+    }
+    return next(reader.windows(plan.slices[record.key.slice], others))
+
+
+def _stored(plan: Plan, storage: LocalStorage, record: WindowRecord) -> tuple[Outputs, Mapping[Key, np.ndarray]]:
+    """The part's values, and where each unit's are: int64 (1,)."""
+    table = pq.read_table(storage.root / (record.part or ""), partitioning=None)
+    chunks: list[Any] = table.column("chunk").to_pylist() if "chunk" in table.column_names else [0] * table.num_rows
+    ids: list[Any] = table.column("id").cast(pa.string()).to_pylist()
+    values = {o.name: values_of(table.column(o.name).combine_chunks(), o)[0] for o in plan.outputs}
+    return values, {key: np.array([n]) for n, key in enumerate(zip(ids, chunks, strict=True))}
+
+
+def _named(plan: Plan, ready: Prepared) -> dict[Key, list[int]]:
+    """A unit's key -> its units: one, or all of the row's where their vectors are pooled."""
+    out: dict[Key, list[int]] = {}
+    for unit, (row, number) in enumerate(zip(ready.units.document.tolist(), ready.units.number.tolist(), strict=True)):
+        out.setdefault((ready.window.ids[row], 0 if plan.spec["chunk_pool"] else number), []).append(unit)
+    return out
+
+
+def _alone(encoder: Encoder, tokenized: Tokenized, sequence: int) -> Outputs:
+    """One sequence, in a batch of its own, in float32."""
+    begin, end = int(tokenized.offsets[sequence]), int(tokenized.offsets[sequence + 1])
+    return encoder.encode_float32(
+        Batch(
+            input_ids_T=tokenized.ids_T[begin:end],
+            cu_seqlens=np.array([0, end - begin], dtype=np.int32),
+            units=np.zeros(1, dtype=np.int64),
+        )
+    )
+
+
+def _likeness(output: OutputSpec, expected: Values, stored: Values, store: Any, ranges: np.ndarray | None) -> float:
+    """Of one value: cosine (of the least alike token's vectors for multivectors), or the share of equal bits for binary
+    ones, or 1 less the largest difference for scores."""
+    if isinstance(expected, Sparse) or isinstance(stored, Sparse):
+        assert isinstance(expected, Sparse)
+        assert isinstance(stored, Sparse)
+        return _cosine(_spread(expected, output.dim), _spread(stored, output.dim))
+    if isinstance(expected, Multivector) or isinstance(stored, Multivector):
+        assert isinstance(expected, Multivector)
+        assert isinstance(stored, Multivector)
+        if len(expected.vectors) != len(stored.vectors):
+            return 0.0
+        return float(min(_cosine(a, b) for a, b in zip(expected.vectors, stored.vectors, strict=True)))
+    if output.kind == "score":
+        return float(1.0 - np.abs(expected - stored).max(initial=0.0))
+    if output.vector_type in ("binary", "ubinary"):
+        bits = store(output.name, expected)[0][0]
+        differing = np.unpackbits(bits.view(np.uint8) ^ stored[0].view(np.uint8)).sum()
+        return 1.0 - float(differing) / (8 * stored.shape[1])
+    values = stored[0].astype(np.float64)
+    if ranges is not None:
+        steps = (ranges[1] - ranges[0]) / 255
+        values = (values + (128 if output.vector_type == "int8" else 0)) * steps + ranges[0]
+    return _cosine(values, expected[0])
+
+
+def _cosine(a: np.ndarray, b: np.ndarray) -> float:
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-30))
+
+
+def _spread(values: Sparse, width: int) -> np.ndarray:
+    full = np.zeros(width, dtype=np.float64)
+    full[values.indices] = values.values
+    return full
+
+
+def _ranges(plan: Plan, name: str) -> np.ndarray | None:
+    known = plan.int8_ranges.get(name)
+    return None if known is None else np.array(known, dtype=np.float32)
+
+
+def _measure(output: OutputSpec) -> str:
+    if output.kind == "score":
+        return "1 - difference"
+    return "equal bits" if output.vector_type in ("binary", "ubinary") else "cosine"
+
+
+def _least(output: OutputSpec, dtype: str) -> float:
+    if output.kind == "score":
+        return 1 - MAX_SCORE_OFF[dtype]
+    if output.vector_type in ("binary", "ubinary"):
+        return MIN_EQUAL_BITS
+    return min(MIN_COSINE[dtype], STORED_COSINE[output.vector_type])

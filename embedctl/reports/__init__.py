@@ -1,0 +1,1 @@
+"""Who is told of a run that nobody watches: log, metrics file, collector, webhook. They decide nothing."""

@@ -1,0 +1,242 @@
+"""A store that keeps one record under each key, whatever store it is: what the sink promises, told once.
+
+Enters: windows. Leaves: a record a unit: its key made of the row's id, the row's `id`, what was kept, the chunk's
+place, its outputs, `_job`, `_pos` and, where rows have ids of their own, `_hash`. Refused: a collection of another
+shape or job, ids kept twice, kept columns with our names.
+
+Of several rows with one id the first position stands, in whatever order they come: a record is only overwritten by a
+row of its own or an earlier window (or, in a sync, of a later generation), and a row is only taken out where the record
+is still its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from embedctl import failpoints
+from embedctl.errors import SinkError, UsageError
+from embedctl.outputs import OutputSpec, Values, take
+from embedctl.plan import Plan
+from embedctl.records import WindowKey, WindowOutput, WindowRecord
+from embedctl.sinks import stores
+from embedctl.sinks.base import Hit, Reconciled
+from embedctl.sinks.keyed_records import (
+    Engine,
+    Gate,
+    Records,
+    check_names,
+    check_values,
+    chunks_of,
+    fields_of,
+    refuse,
+    spans,
+)
+from embedctl.sinks.stores import PointId, WindowRows
+from embedctl.spec import JobSpec
+from embedctl.storage import LocalStorage
+
+AT_ONCE = 1000
+"""Keys of one deletion or look-up."""
+CHUNKS_AT_ONCE = 64
+
+
+class KeyedSink:
+    """One collection, opened when first needed."""
+
+    def __init__(self, engine: Engine, storage: LocalStorage, spec: JobSpec) -> None:
+        """:raises UsageError: what no collection could hold is asked for."""
+        refuse(spec)
+        self._engine, self._storage, self._spec = engine, storage, spec
+        self._plan: Plan | None = None
+
+    @property
+    def plan(self) -> Plan:
+        assert self._plan is not None
+        return self._plan
+
+    def prepare(self, plan: Plan) -> None:
+        check_names(plan)
+        if self._engine.exists():
+            self._engine.check(plan)
+            self._check_owner(plan)
+        else:
+            if stores.has_rows(self._storage):
+                raise self._gone("gone")
+            self._engine.make(plan)
+        self._plan = plan
+
+    def write(self, output: WindowOutput) -> WindowRecord:
+        key = output.record.key
+        check_values(output, self.plan)
+        rows, row = stores.rows_of(output)
+        before = stores.load_rows(self._storage, key, 0)
+        uncovered = [] if before is None or before == rows else self._remove_stale(key, before, rows)
+        stores.save_rows(self._storage, key, 0, rows)
+        if uncovered:
+            raise SinkError(
+                f"{self._engine.name}: rows of {len(uncovered)} later windows stood behind ids that window {key.stem} "
+                "no longer has",
+                hint="run the same command again: it writes those windows anew",
+            )
+        failpoints.hit("before-part")
+        if len(output.ids):
+            self._engine.begin()
+            self._engine.upsert(self._batches(output, row), _gate(self.plan, key))
+            self._engine.flush()
+        stores.unmark_lost(self._storage, key)
+        failpoints.hit("after-part")
+        return output.record
+
+    def reconcile(self, records: Sequence[WindowRecord]) -> Reconciled:
+        """A store cannot tell windows: what the ledger lacks is written again over itself.
+
+        :raises SinkError: records of no job or another are among ours, or all of ours are gone.
+        """
+        others = self._engine.count_others(self.plan.job)
+        if others:
+            raise SinkError(
+                f"{self._engine.name}: {others} records there are not this job's",
+                hint="choose another destination with --to, or take them out",
+            )
+        if sum(r.units for r in records) and not self._engine.count(self.plan.job):
+            raise self._gone("empty")
+        return Reconciled(adopted=(), lost=tuple(r for r in records if stores.is_lost(self._storage, r.key)))
+
+    def rows(self, record: WindowRecord) -> tuple[Sequence[str], Sequence[int]]:
+        known = stores.rows_known(self._storage, record)
+        return known.ids, known.positions
+
+    def drop_rows(self, record: WindowRecord, output: WindowRecord, rows: Sequence[int]) -> WindowRecord:
+        known = stores.rows_known(self._storage, record)
+        self._delete(record.key, known, rows)
+        stores.save_rows(self._storage, output.key, output.revision, known.without(rows))
+        return replace(output, units=record.units - sum(known.units[r] for r in rows))
+
+    def before_change(self, plan: Plan, records: Sequence[WindowRecord]) -> None:
+        """Readers of a store see each record as it comes."""
+
+    def finish(self, plan: Plan, records: Sequence[WindowRecord]) -> None:  # noqa: ARG002
+        self._engine.build()
+
+    def count(self, records: Sequence[WindowRecord]) -> int:  # noqa: ARG002
+        return self._engine.count(self.plan.job)
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def search(
+        self, query: Mapping[str, Values], *, limit: int, where: str | None, exact: bool = False
+    ) -> Sequence[Sequence[Hit]]:
+        return self._engine.search(query, limit=limit, where=where, exact=exact)
+
+    def contents(self) -> Sequence[OutputSpec]:
+        return self._engine.contents()
+
+    def scan(self, batch_rows: int = 1024) -> Iterator[pa.RecordBatch]:
+        return self._engine.scan(batch_rows)
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Documents and all their chunks. These have numbers without gaps, and are looked up until one is missing."""
+        gone = 0
+        for begin in range(0, len(ids), AT_ONCE):
+            todo = list(dict.fromkeys(ids[begin : begin + AT_ONCE]))
+            gone += self._engine.delete([self._engine.key(id, None) for id in todo], None)
+            first, width = 0, 1
+            while todo:
+                todo, found = self._chunks(todo, range(first, first + width))
+                gone += sum(self._engine.delete(some, None) for some in _parts(found))
+                first, width = first + width, CHUNKS_AT_ONCE
+        self._engine.flush()
+        return gone
+
+    def _chunks(self, ids: Sequence[str], numbers: range) -> tuple[list[str], list[PointId]]:
+        """Ids that may have chunks past `numbers`, and the keys of those within that are there."""
+        keys = {id: [self._engine.key(id, n) for n in numbers] for id in ids}
+        flat = [key for some in keys.values() for key in some]
+        there = set().union(*(self._engine.present(some) for some in _parts(flat)))
+        return [id for id, some in keys.items() if some[-1] in there], [key for key in flat if key in there]
+
+    def _check_owner(self, plan: Plan) -> None:
+        name, tag = self._engine.name, self._engine.tag()
+        elsewhere = "choose another destination with --to"
+        if tag is None:
+            records = self._engine.count(None)
+            if records:
+                raise UsageError(f"{name}: {records} records there were not made by embedctl", hint=elsewhere)
+            self._engine.set_tag(plan.job)
+        elif tag != plan.job:
+            raise UsageError(
+                f"{name}: holds the vectors of another job ({tag}, this is {plan.job})",
+                hint=f"{elsewhere}, or delete it",
+            )
+        elif not stores.has_rows(self._storage) and self._engine.count(plan.job):
+            raise UsageError(
+                f"{name}: holds vectors of this job, but its ledger is not in {self._storage.root}",
+                hint=f"name the folder of its ledger with --state, {elsewhere}, or delete it",
+            )
+
+    def _gone(self, what: str) -> SinkError:
+        return SinkError(
+            f"{self._engine.name}: {what}, yet {self._storage.root} says what was written there",
+            hint=f"bring it back, or remove {self._storage.root} to begin anew",
+        )
+
+    def _batches(self, output: WindowOutput, row: np.ndarray) -> Iterator[Records]:
+        keys = [self._engine.key(id, c) for id, c in zip(output.ids, chunks_of(output), strict=True)]
+        first: dict[PointId, int] = {}
+        for i, key in enumerate(keys):
+            first.setdefault(key, i)
+        began, sent, rate = time.monotonic(), 0, self._spec.max_points_per_s
+        for begin, end in spans(output, self._engine.max_records, self._engine.max_bytes):
+            if rate is not None:
+                time.sleep(max(0.0, began + sent / rate - time.monotonic()))
+            chosen = np.array([i for i in range(begin, end) if first[keys[i]] == i], dtype=np.int64)
+            yield Records(
+                keys=[keys[i] for i in chosen.tolist()],
+                fields=fields_of(output, self.plan, row, chosen),
+                outputs={name: take(values, chosen) for name, values in output.outputs.items()},
+            )
+            sent += end - begin
+
+    def _remove_stale(self, key: WindowKey, before: WindowRows, now: WindowRows) -> list[WindowKey]:
+        """An unfinished try wrote rows, or chunks of rows, that this one does not.
+
+        Returns later windows whose rows of these ids it had overwritten: they are marked as lost.
+        """
+        units = dict(zip(now.ids, now.units, strict=True))
+        stale = [r for r, id in enumerate(before.ids) if units.get(id, 0) < before.units[r]]
+        gone = [before.ids[r] for r in stale if before.ids[r] not in units]
+        uncovered = stores.windows_after(self._storage, key, gone) if gone else []
+        for later in uncovered:
+            stores.mark_lost(self._storage, later)
+        self._delete(key, before, stale)
+        return uncovered
+
+    def _delete(self, key: WindowKey, known: WindowRows, rows: Sequence[int]) -> None:
+        for begin in range(0, len(rows), AT_ONCE):
+            some = rows[begin : begin + AT_ONCE]
+            chunked = self.plan.chunked
+            keys = [self._engine.key(known.ids[r], n if chunked else None) for r in some for n in range(known.units[r])]
+            positions = [stores.position_number(key, known.numbers[r]) for r in some]
+            for part in _parts(keys):
+                self._engine.delete(part, positions)
+        if rows:
+            self._engine.flush()
+
+
+def _parts(keys: Sequence[PointId]) -> Iterator[Sequence[PointId]]:
+    for begin in range(0, len(keys), AT_ONCE):
+        yield keys[begin : begin + AT_ONCE]
+
+
+def _gate(plan: Plan, key: WindowKey) -> Gate:
+    """The window's own records and later ones; in a sync, whose rows replace earlier ones, earlier generations' too."""
+    own = stores.position_number(key, 0)
+    if plan.generation == 1 or plan.targets is not None:
+        return Gate(own=own)
+    return Gate(own=own, old=stores.position_number(WindowKey(generation=key.generation, slice=0, window=0), 0))

@@ -1,0 +1,244 @@
+"""What a keyed store must do for its sink, and what it is given: records, made of windows.
+
+Enters: a window. Leaves: `Records`: keys, fields as JSON-like values, outputs as arrays. Refused: values that are not
+finite or of another size than the plan says, ids kept twice, kept columns with names of our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from embedctl.errors import SinkError, UsageError
+from embedctl.outputs import OutputSpec, Sparse, Values, not_finite, take
+from embedctl.plan import Plan
+from embedctl.records import WindowOutput
+from embedctl.sinks import stores
+from embedctl.sinks.base import Hit
+from embedctl.sinks.payload import Json, payloads
+from embedctl.sinks.stores import PointId
+from embedctl.spec import JobSpec
+
+JOB, POS, HASH = "_job", "_pos", "_hash"
+SPAN = ("chunk", "char_start", "char_end")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """keys, fields: n of each; `fields` holds all but the outputs. outputs: n values by name, as they are stored."""
+
+    keys: Sequence[PointId]
+    fields: Sequence[dict[str, Json]]
+    outputs: Mapping[str, Values]
+
+    def without(self, keys: Container[PointId]) -> Records:
+        """All but the records of these keys."""
+        rows = [i for i, key in enumerate(self.keys) if key not in keys]
+        return self if len(rows) == len(self.keys) else self.part(rows)
+
+    def part(self, rows: Sequence[int]) -> Records:
+        """Records `rows`, in this order."""
+        chosen = np.asarray(rows, dtype=np.int64)
+        return Records(
+            keys=[self.keys[i] for i in rows],
+            fields=[self.fields[i] for i in rows],
+            outputs={name: take(values, chosen) for name, values in self.outputs.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """What a record there already may be for another to take its place: of `_pos` at least `own`, or below `old`."""
+
+    own: int
+    old: int = 0
+
+    def lets(self, position: int) -> bool:
+        return position >= self.own or position < self.old
+
+
+class Engine(Protocol):
+    """One collection. Every method but `close` raises SinkError for what the store refuses or cannot do now."""
+
+    name: str
+    """For messages."""
+    max_records: int
+    max_bytes: int
+
+    def exists(self) -> bool: ...
+
+    def make(self, plan: Plan) -> None:
+        """Create the collection, whole or not at all. :raises UsageError: it must be asked for, or cannot hold this."""
+        ...
+
+    def check(self, plan: Plan) -> None:
+        """:raises UsageError: the collection that is there cannot hold the plan's outputs; what differs is named."""
+        ...
+
+    def tag(self) -> str | None:
+        """The job that `set_tag` or `make` wrote; None: none."""
+        ...
+
+    def set_tag(self, job: str) -> None: ...
+
+    def key(self, id: str, chunk: int | None) -> PointId: ...
+
+    def begin(self) -> None:
+        """The load starts: put off what slows it."""
+        ...
+
+    def upsert(self, batches: Iterator[Records], gate: Gate) -> None:
+        """Applied when this returns. A record there already is overwritten only where the gate lets its `_pos`."""
+        ...
+
+    def delete(self, keys: Sequence[PointId], positions: Sequence[int] | None) -> int:
+        """Take out the records of these keys, where `_pos` is one of `positions` if given; how many were there."""
+        ...
+
+    def present(self, keys: Sequence[PointId]) -> set[PointId]:
+        """Those of the keys that have a record."""
+        ...
+
+    def flush(self) -> None:
+        """What was applied is durable."""
+        ...
+
+    def count(self, job: str | None) -> int:
+        """Records of the job, exactly; None: of all."""
+        ...
+
+    def count_others(self, job: str) -> int:
+        """Records that are not the job's, exactly."""
+        ...
+
+    def build(self) -> None:
+        """The load is over: index what was put off and wait for it."""
+        ...
+
+    def search(
+        self, query: Mapping[str, Values], *, limit: int, where: str | None, exact: bool
+    ) -> Sequence[Sequence[Hit]]: ...
+
+    def contents(self) -> Sequence[OutputSpec]: ...
+
+    def scan(self, batch_rows: int) -> Iterator[pa.RecordBatch]: ...
+
+    def close(self) -> None: ...
+
+
+def refuse(spec: JobSpec) -> None:
+    """Before a plan is made. :raises UsageError: what no store with keys could hold as asked."""
+    if spec.on_duplicate == "keep":
+        raise UsageError("--on-duplicate: keep needs a folder of Parquet; a store holds one record an id")
+    if spec.window_rows > stores.MAX_ROWS:
+        raise UsageError(f"--window-rows: a store takes at most {stores.MAX_ROWS}")
+
+
+def extras(plan: Plan) -> list[str]:
+    """Fields beside `id`, the kept columns, the outputs, `_job`, `_pos` and `_hash`."""
+    counted = [name for name in ("token_count", "truncated") if plan.spec[name]]
+    return [*(SPAN if plan.chunked else ()), *counted]
+
+
+def check_names(plan: Plan) -> None:
+    """:raises UsageError: a kept column has a name that the records need for something else."""
+    taken = {*extras(plan), JOB, POS, HASH, *(spec.name for spec in plan.outputs)}
+    clash = next((name for name in plan.keep if name in taken), None)
+    if clash is not None:
+        raise UsageError(f"--keep: {clash!r} is a name the store's records use themselves", hint=f"leave {clash} out")
+
+
+def check_values(output: WindowOutput, plan: Plan) -> None:
+    """Stores take any number, so this is the last place to look. :raises SinkError: the first bad row is named."""
+    for spec in plan.outputs:
+        values = output.outputs[spec.name]
+        if isinstance(values, np.ndarray) and values.ndim != 2:
+            raise SinkError(
+                f"window {output.record.key.stem}: {spec.name} has shape {values.shape}, not (n, {spec.dim})"
+            )
+        if len(values) != len(output.ids) or width_of(spec) not in (None, _width(values)):
+            raise SinkError(
+                f"window {output.record.key.stem}: {spec.name} is {len(values)} values of {_width(values)} numbers, "
+                f"expected {len(output.ids)} of {width_of(spec)}"
+            )
+        bad = np.flatnonzero(not_finite(values))
+        if len(bad):
+            raise SinkError(f"row {output.ids[int(bad[0])]!r}: {spec.name} holds NaN or Inf")
+
+
+def width_of(spec: OutputSpec) -> int | None:
+    """Numbers of a stored dense vector, eight bits in one where they are packed; None for other kinds."""
+    if spec.kind != "dense":
+        return None
+    return -(-spec.dim // 8) if spec.vector_type in ("binary", "ubinary") else spec.dim
+
+
+def bits(values: np.ndarray) -> np.ndarray:
+    """uint8 (n, C / 8): packed bits, high bit first, of either binary type."""
+    packed: np.ndarray = values.view(np.uint8) ^ 0x80 if values.dtype == np.int8 else values
+    return packed
+
+
+def sparse_rows(values: Values) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(indices, values) of each sparse vector."""
+    assert isinstance(values, Sparse)
+    for begin, end in zip(values.offsets[:-1].tolist(), values.offsets[1:].tolist(), strict=True):
+        yield values.indices[begin:end], values.values[begin:end]
+
+
+def chunks_of(output: WindowOutput) -> Sequence[int | None]:
+    """Each unit's number in its row; None without chunking."""
+    return [None] * len(output.ids) if output.chunk is None else np.asarray(output.chunk).tolist()
+
+
+def fields_of(output: WindowOutput, plan: Plan, row: np.ndarray, chosen: np.ndarray) -> list[dict[str, Json]]:
+    """All but the outputs of units `chosen`. row: int64 (u,), the row of each unit."""
+    numbers = plan.resolved["id_type"] == "int64"
+    first, rows = stores.position_number(output.record.key, 0), row[chosen].tolist()
+    hashes = stores.hash_words(output)
+    rest = [
+        (name, np.asarray(values)[chosen].tolist())
+        for name, values in (
+            ("chunk", output.chunk), ("char_start", output.char_start), ("char_end", output.char_end),
+            ("token_count", output.token_count if plan.spec["token_count"] else None),
+            ("truncated", output.truncated if plan.spec["truncated"] else None),
+        )
+        if values is not None
+    ]  # fmt: skip
+    made: list[dict[str, Json]] = []
+    for i, (unit, kept) in enumerate(zip(chosen.tolist(), payloads(output.kept.take(pa.array(chosen))), strict=True)):
+        id = output.ids[unit]
+        fields: dict[str, Json] = {**kept, "id": int(id) if numbers else id}
+        fields |= {name: values[i] for name, values in rest}
+        fields |= {JOB: plan.job, POS: first + rows[i]}
+        made.append(fields if hashes is None else {**fields, HASH: hashes[rows[i]]})
+    return made
+
+
+def spans(output: WindowOutput, max_records: int, max_bytes: int) -> Iterator[tuple[int, int]]:
+    """Stretches of at most `max_records` units and, where one unit allows it, about `max_bytes`, in order."""
+    todo = [(0, len(output.ids))]
+    while todo:
+        begin, end = todo.pop()
+        size = sum(_nbytes(v, begin, end) for v in output.outputs.values())
+        size += output.kept.slice(begin, end - begin).nbytes
+        if end - begin > max_records or (size > max_bytes and end - begin > 1):
+            step = max_records if end - begin > max_records else (end - begin + 1) // 2
+            todo += [(begin + step, end), (begin, begin + step)]
+        elif end > begin:
+            yield begin, end
+
+
+def _nbytes(values: Values, begin: int, end: int) -> int:
+    if isinstance(values, np.ndarray):
+        return int(values[begin:end].nbytes)
+    entries = int(values.offsets[end] - values.offsets[begin])
+    return entries * (8 if isinstance(values, Sparse) else int(values.vectors[:1].nbytes))
+
+
+def _width(values: Values) -> int | None:
+    return values.shape[1] if isinstance(values, np.ndarray) else None

@@ -1,0 +1,51 @@
+"""Names of Parquet parts, and what their footers carry beside the record: positions and content hashes of the live rows.
+
+Enters: window keys, revisions, arrays of a number a row. Leaves: file names, short text, and both back again.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import zlib
+
+import numpy as np
+
+from embedctl.records import WindowKey
+
+_NAME = re.compile(r"g(\d{4,})-(\d{5,})-(\d{6,})(?:-d(\d*))?\.parquet")
+
+
+def part_name(key: WindowKey, revision: int) -> str:
+    """`<window>.parquet`, then `-d`, `-d2`, `-d3` for what replaces it."""
+    return f"{key.stem}{'' if not revision else '-d' if revision == 1 else f'-d{revision}'}.parquet"
+
+
+def window_in(name: str) -> tuple[WindowKey, int] | None:
+    """The window and revision that a part's name tells; None where it is no such name."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    key = WindowKey(generation=int(match[1]), slice=int(match[2]), window=int(match[3]))
+    return key, 0 if match[4] is None else int(match[4] or 1)
+
+
+def packed_positions(positions: np.ndarray) -> bytes:
+    """int64 (n,) as text: consecutive ones take next to nothing."""
+    return base64.b64encode(zlib.compress(np.diff(positions, prepend=0).astype("<i8").tobytes(), 1))
+
+
+def unpacked_positions(packed: bytes | None) -> np.ndarray:
+    if not packed:
+        return np.zeros(0, np.int64)
+    return np.cumsum(np.frombuffer(zlib.decompress(base64.b64decode(packed)), dtype="<i8"))
+
+
+def packed_hashes(hashes: np.ndarray) -> bytes:
+    """uint64 (n, 2) as text. Hashes do not compress, but for columns where nothing is kept."""
+    return base64.b64encode(zlib.compress(np.ascontiguousarray(hashes.T).astype("<u8").tobytes(), 1))
+
+
+def unpacked_hashes(packed: bytes) -> np.ndarray:
+    flat = np.frombuffer(zlib.decompress(base64.b64decode(packed)), dtype="<u8").astype(np.uint64)
+    return np.ascontiguousarray(flat.reshape(2, -1).T)

@@ -1,0 +1,254 @@
+"""PostgreSQL with pgvector: `postgresql://[USER@]HOST[:PORT]/DB?table=[SCHEMA.]TABLE`.
+
+Enters: windows. Leaves: a row a unit in one table, keyed by `id` (and `chunk`): kept columns in their own types, an
+output a column, `_pos`, `_job`, `_hash`. A window is one transaction; its commit is what the ledger follows. Vectors are
+indexed after the load. Refused: a table that is not there without `--create`, one of other columns or another job.
+
+Of several rows with one id the first position stands, in whatever order they come: a row is only replaced by one of its
+own or an earlier window, and only taken out where it is still its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from embedctl import failpoints
+from embedctl.errors import SinkError, UsageError
+from embedctl.outputs import OutputSpec, Values
+from embedctl.plan import Plan
+from embedctl.records import WindowKey, WindowOutput, WindowRecord
+from embedctl.sinks import pgvector_index as indexing
+from embedctl.sinks import pgvector_read as reading
+from embedctl.sinks import pgvector_rows as loading
+from embedctl.sinks import pgvector_table as tables
+from embedctl.sinks import stores
+from embedctl.sinks.base import Hit, Reconciled
+from embedctl.sinks.keyed_records import check_names, check_values, refuse
+from embedctl.sinks.pgvector_link import Connection, Link, place_of
+from embedctl.sinks.pgvector_table import JOB, OWN, POS, SYSTEM, Found, Layout, named
+from embedctl.sinks.stores import WindowRows
+from embedctl.spec import JobSpec
+from embedctl.storage import LocalStorage
+
+_ELSEWHERE = "choose another table with --to; one that does not exist is made with --create"
+
+
+def open_pgvector(target: str, storage: LocalStorage, spec: JobSpec) -> PgvectorSink:
+    """:raises UsageError: not such a URI, the client is not installed, or what no table could hold is asked for."""
+    return PgvectorSink(Link(place_of(target)), storage, spec)
+
+
+class PgvectorSink:
+    """One table. Connects at the first question."""
+
+    def __init__(self, link: Link, storage: LocalStorage, spec: JobSpec) -> None:
+        """:raises UsageError: what no table could hold is asked for."""
+        _refuse(spec)
+        self._link, self._storage, self._spec = link, storage, spec
+        self._place = link.place
+        self._indexes = tuple(map(indexing.index_field, spec.index_field))
+        self._plan: Plan | None = None
+        self._layout: Layout | None = None
+        self._loader: loading.Loader | None = None
+        self._known: Found | None = None
+
+    @property
+    def plan(self) -> Plan:
+        assert self._plan is not None
+        return self._plan
+
+    def prepare(self, plan: Plan) -> None:
+        check_names(plan)
+        layout = tables.layout_of(plan, self._spec.distance)
+        indexing.check_fields(self._indexes, layout)
+        found = self._link.run(lambda c: self._found_or_made(c, plan, layout))
+        oids = self._link.run(_oids)
+        self._plan, self._layout, self._known = plan, layout, found
+        self._loader = loading.Loader(found.schema, found.table, layout, oids)
+
+    def write(self, output: WindowOutput) -> WindowRecord:
+        key = output.record.key
+        check_values(output, self.plan)
+        rows, row = stores.rows_of(output)
+        before = stores.load_rows(self._storage, key, 0)
+        if before is not None and before != rows:
+            self._remove_stale(key, before, rows)
+        stores.save_rows(self._storage, key, 0, rows)
+        failpoints.hit("before-part")
+        if len(output.ids):
+            self._link.run(lambda c: self._load(c, output, row))
+        failpoints.hit("after-part")
+        return output.record
+
+    def reconcile(self, records: Sequence[WindowRecord]) -> Reconciled:
+        """What the ledger lacks is written again over itself; of what it knows, windows without a row are lost.
+
+        :raises SinkError: rows of no job or another are among ours, or all of ours are gone.
+        """
+        found = self._all(f"SELECT DISTINCT {JOB}, {POS} >> {stores.ROW_BITS} FROM {{}}", [])
+        others = sorted({str(job) for job, _ in found if job != self.plan.job})
+        if others:
+            raise SinkError(f"{self._place.name}: rows there are not this job's, but of {others[0]}", hint=_ELSEWHERE)
+        if not found and any(r.units for r in records):
+            raise self._gone("empty")
+        here = {number for _, number in found}
+        mine = [r for r in records if r.units and r.key.generation == self.plan.generation]
+        lost = [r for r in mine if stores.position_number(r.key, 0) >> stores.ROW_BITS not in here]
+        return Reconciled(adopted=(), lost=tuple(lost))
+
+    def rows(self, record: WindowRecord) -> tuple[Sequence[str], Sequence[int]]:
+        known = stores.rows_known(self._storage, record)
+        return known.ids, known.positions
+
+    def drop_rows(self, record: WindowRecord, output: WindowRecord, rows: Sequence[int]) -> WindowRecord:
+        known = stores.rows_known(self._storage, record)
+        self._delete(record.key, known, rows)
+        stores.save_rows(self._storage, output.key, output.revision, known.without(rows))
+        return replace(output, units=record.units - sum(known.units[r] for r in rows))
+
+    def before_change(self, plan: Plan, records: Sequence[WindowRecord]) -> None:
+        """Readers of a table see each window as it is committed."""
+
+    def finish(self, plan: Plan, records: Sequence[WindowRecord]) -> None:  # noqa: ARG002
+        indexing.build(self._link, self._here, self._spec.index, self._indexes)
+
+    def count(self, records: Sequence[WindowRecord]) -> int:  # noqa: ARG002
+        return self._one(f"SELECT count(*) FROM {{}} WHERE {JOB} = %s", [self.plan.job])
+
+    def total(self) -> int:
+        return self._one("SELECT count(*) FROM {}", [])
+
+    def close(self) -> None:
+        self._link.close()
+
+    def search(
+        self, query: Mapping[str, Values], *, limit: int, where: str | None, exact: bool = False
+    ) -> Sequence[Sequence[Hit]]:
+        return reading.search(self._link, self._here, query, limit=limit, where=where, exact=exact)
+
+    def contents(self) -> Sequence[OutputSpec]:
+        return tables.specs_of(self._here)
+
+    def scan(self, batch_rows: int = 1024) -> Iterator[pa.RecordBatch]:
+        return reading.scan(self._link, self._here, batch_rows)
+
+    def delete(self, ids: Sequence[str]) -> int:
+        return reading.delete(self._link, self._here, ids)
+
+    def remember(self, manifest: str) -> None:
+        self._link.run(lambda c: tables.keep_text(c, self._here, manifest))
+
+    def remembered(self) -> str | None:
+        return self._link.run(lambda c: tables.kept_text(c, self._here))
+
+    @property
+    def _here(self) -> Found:
+        """The table as it was found. :raises SinkError: there is none."""
+        if self._known is None:
+            self._known = self._link.run(lambda c: tables.find(c, self._place))
+            if self._known is None:
+                raise SinkError(f"{self._place.name}: no such table", hint="see that the URI is the one it was made by")
+        return self._known
+
+    def _found_or_made(self, c: Connection, plan: Plan, layout: Layout) -> Found:
+        c.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"embedctl {self._place.table}"])
+        tables.need_extension(c, self._place)
+        found = tables.find(c, self._place)
+        if found is not None:
+            tables.check(c, self._place, found, layout)
+            self._check_owner(c, plan, found, layout)
+        else:
+            if stores.has_rows(self._storage):
+                raise self._gone("gone")
+            if not self._spec.create:
+                raise UsageError(f"{self._place.name}: no such table", hint="make it with --create")
+            tables.create(c, self._place, layout, tables.manifest_of(plan, layout, self._place))
+            found = tables.find(c, self._place)
+        assert found is not None
+        return found
+
+    def _check_owner(self, c: Connection, plan: Plan, found: Found, layout: Layout) -> None:
+        tag, name = (found.manifest or {}).get("job"), self._place.name
+        any_row = f"SELECT EXISTS (SELECT FROM {named(found.schema, found.table).as_string(c)})"
+        (holds,) = c.execute(any_row).fetchone()
+        if tag is None:
+            if holds:
+                raise UsageError(f"{name}: holds rows that were not made by embedctl", hint=_ELSEWHERE)
+            tables.remember(c, found.schema, found.table, tables.manifest_of(plan, layout, self._place))
+        elif tag != plan.job:
+            raise UsageError(f"{name}: holds the vectors of another job ({tag}, this is {plan.job})", hint=_ELSEWHERE)
+        elif holds and not stores.has_rows(self._storage):
+            raise UsageError(
+                f"{name}: holds vectors of this job, but its ledger is not in {self._storage.root}",
+                hint="name its folder with --state, or make it anew from the table with: embedctl state rebuild",
+            )
+
+    def _load(self, c: Connection, output: WindowOutput, row: np.ndarray) -> None:
+        layout, loader = self._layout, self._loader
+        assert layout is not None
+        assert loader is not None
+        plan, first = self.plan, stores.position_number(output.record.key, 0)
+        generation_first = None
+        if plan.generation > 1 and plan.targets is None:  # a changed row comes in the place of the one before
+            key = WindowKey(generation=plan.generation, slice=0, window=0)
+            generation_first = stores.position_number(key, 0)
+        per_s = self._spec.max_points_per_s
+        loader.load(
+            c,
+            lambda: loading.stream(output, plan, layout, row, loader.oids, per_s),
+            loading.may_replace(first, generation_first),
+        )
+
+    def _remove_stale(self, key: WindowKey, before: WindowRows, now: WindowRows) -> None:
+        """An unfinished try wrote rows, or chunks of rows, that this one does not."""
+        here = set(zip(now.ids, now.units, strict=True))
+        pairs = enumerate(zip(before.ids, before.units, strict=True))
+        self._delete(key, before, [r for r, pair in pairs if pair not in here])
+
+    def _delete(self, key: WindowKey, known: WindowRows, rows: Sequence[int]) -> None:
+        if not rows:
+            return
+        ids = [known.ids[r] for r in rows]
+        positions = [stores.position_number(key, known.numbers[r]) for r in rows]
+        self._link.run(lambda c: loading.delete_rows(c, self._here, ids, positions))
+
+    def _one(self, statement: str, values: Sequence[object]) -> int:
+        return int(self._all(statement, values)[0][0])
+
+    def _all(self, statement: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+        from psycopg import sql
+
+        here = named(self._here.schema, self._here.table)
+        return self._link.run(lambda c: c.execute(sql.SQL(statement).format(here), values).fetchall())
+
+    def _gone(self, what: str) -> SinkError:
+        return SinkError(
+            f"{self._place.name}: {what}, yet {self._storage.root} says what was written there",
+            hint=f"bring it back, or remove {self._storage.root} to begin anew",
+        )
+
+
+def _oids(c: Connection) -> dict[str, int]:
+    """Of pgvector's types, which each database numbers its own way."""
+    found = c.execute("SELECT typname, oid FROM pg_type WHERE typname IN ('vector', 'halfvec', 'sparsevec')")
+    return dict(found.fetchall())
+
+
+def _refuse(spec: JobSpec) -> None:
+    """Before a plan is made."""
+    refuse(spec)
+    taken = [name for name in spec.keep if name in (*OWN, *SYSTEM)]
+    if taken:
+        raise UsageError(f"--keep: {taken[0]!r} is a name the table uses itself")
+    if spec.vector_type in ("int8", "uint8"):
+        raise UsageError(
+            f"--vector-type: pgvector has no {spec.vector_type} vectors; it takes float32, float16, binary or ubinary",
+            hint="--vector-type float16",
+        )
+    if spec.quantization is not None:
+        raise UsageError("--quantization: pgvector has none of its own", hint="--vector-type float16, or binary")
