@@ -24,6 +24,8 @@ from embedctl.spec import DEFAULT_MODEL, JobSpec, flag
 from embedctl.storage import STATE, Storage
 
 FORMAT = 2
+LOADED = "loaded"
+"""Key of `Plan.resolved`, output -> column, where vectors were read and not computed."""
 _FREE = frozenset({"device", "memory"})
 """Tuning that may differ on a resume without touching a byte of the output's meaning: where and in how much memory."""
 
@@ -167,6 +169,11 @@ class Plan:
         return replace(self, passes=tuple(replace(p, resolved={**p.resolved, **changes}) for p in self.passes))
 
     @property
+    def is_loaded(self) -> bool:
+        """Whether its vectors were read from tables, so that there is no text to embed again."""
+        return LOADED in self.resolved
+
+    @property
     def is_stream(self) -> bool:
         """Whether the source is standard input, which cannot be read twice."""
         return any(f.path == "-" for f in self.files)
@@ -180,7 +187,8 @@ class Plan:
     def chunked(self) -> bool:
         """Whether a row may give several units, so that parts have the columns chunk, char_start and char_end."""
         pooled = self.spec["chunk_pool"] is not None
-        return (self.spec["chunk"] is not None and not pooled) or self.spec["on_overlong"] == "chunk"
+        listed = self.spec.get("candidates_column") is not None
+        return (self.spec["chunk"] is not None and not pooled) or self.spec["on_overlong"] == "chunk" or listed
 
     def moved_to(self, files: Sequence[SourceFile]) -> Plan:
         """The same plan over the same files found under another root."""

@@ -28,6 +28,9 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 POOLINGS = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 DISTANCES = ("cosine", "dot", "euclidean", "manhattan")
 QUANTIZATIONS = ("scalar", "binary", "product")
+INDEXES = ("hnsw", "ivf", "none")
+TASKS = ("embed", "rerank", "classify")
+ACTIVATIONS = ("none", "sigmoid", "softmax")
 OUTPUTS = ("dense", "sparse", "multivector")
 LOG_FORMATS = ("text", "json")
 FORMATS = ("parquet", "jsonl", "csv", "tsv", "arrow", "text")
@@ -47,8 +50,15 @@ class JobSpec:
     to: str | None = _opt("run", None)
     format: str | None = _opt("rows", None, choices=FORMATS)
 
+    task: str = _opt("recipe", "embed", choices=TASKS)
     text_column: str | None = _opt("recipe", None)
     text_template: str | None = _opt("recipe", None)
+    query_column: str | None = _opt("recipe", None)
+    query_template: str | None = _opt("recipe", None)
+    candidates_column: str | None = _opt("recipe", None)
+    candidate_text: str | None = _opt("recipe", None)
+    candidate_id: str | None = _opt("rows", None)
+    top_k: int | None = _opt("rows", None)
     id_column: str | None = _opt("rows", None)
     keep: tuple[str, ...] = _opt("rows", ())
     vector_column: tuple[str, ...] = _opt("rows", ())
@@ -68,6 +78,8 @@ class JobSpec:
     pooling: str | None = _opt("recipe", None, choices=POOLINGS)
     max_length: int | None = _opt("recipe", None)
     dim: int | None = _opt("recipe", None)
+    activation: str | None = _opt("recipe", None, choices=ACTIVATIONS)
+    threshold: float = _opt("rows", 0.5)
     dtype: str = _opt("recipe", "auto", choices=DTYPES)
     on_overlong: str = _opt("recipe", "truncate", choices=("truncate", "chunk", "dead-letter"))
     trust_remote_code: bool = _opt("recipe", False)
@@ -75,6 +87,9 @@ class JobSpec:
 
     output: tuple[str, ...] = _opt("recipe", ())
     vector_type: str = _opt("recipe", "float32", choices=VECTOR_TYPES)
+    sparse_top_k: int | None = _opt("recipe", None)
+    sparse_threshold: float | None = _opt("recipe", None)
+    pool_factor: float | None = _opt("recipe", None)
     token_count: bool = _opt("rows", False)
     truncated: bool = _opt("rows", False)
 
@@ -90,16 +105,25 @@ class JobSpec:
 
     on_error: str = _opt("policy", "dead-letter", choices=("dead-letter", "fail"))
     max_dead: str | None = _opt("policy", None)
+    max_delete: str = _opt("policy", "5%")
+    min_rows: int | None = _opt("policy", None)
     if_locked: str = _opt("policy", "fail", choices=("fail", "skip", "wait"))
 
     state: str | None = _opt("run", None)
     create: bool = _opt("run", False)
     distance: str | None = _opt("run", None, choices=DISTANCES)
     quantization: str | None = _opt("run", None, choices=QUANTIZATIONS)
+    index: str | None = _opt("run", None, choices=INDEXES)
     index_field: tuple[str, ...] = _opt("run", ())
+    on_disk: bool | None = _opt("run", None)
+    shards: int | None = _opt("run", None)
     max_points_per_s: int | None = _opt("run", None)
     swap_alias: str | None = _opt("run", None)
     keep_old: int = _opt("run", 1)
+    updated_column: str | None = _opt("run", None)
+    keep_versions: int = _opt("run", 2)
+    migrate: bool = _opt("run", False)
+    time_limit: str | None = _opt("run", None)
     num_shards: int = _opt("run", 1)
     shard_index: int = _opt("run", 0)
     workers: int | None = _opt("run", None)
@@ -125,6 +149,11 @@ class JobSpec:
     def of_kind(self, *kinds: Kind) -> dict[str, Any]:
         """The fields of these kinds, JSON-ready, in declaration order."""
         return {f.name: _jsonable(getattr(self, f.name)) for f in fields(self) if f.metadata["kind"] in kinds}
+
+    @property
+    def time_limit_s(self) -> float | None:
+        """Seconds after which a run ends at the next window, or None."""
+        return None if self.time_limit is None else parse_duration(self.time_limit)
 
     @property
     def chunk_rule(self) -> tuple[str, int] | None:
@@ -160,8 +189,9 @@ def _jsonable(value: Any) -> Any:
 def _check_numbers(spec: JobSpec) -> None:
     at_least = {
         "limit": 1, "overlap": 0, "max_length": 1, "dim": 1, "batch_tokens": 1, "threads": 1, "memory": 1 << 20,
-        "window_rows": 1, "window_bytes": 1, "slice_bytes": 1, "num_shards": 1, "shard_index": 0, "workers": 1,
-        "max_points_per_s": 1, "keep_old": 0,
+        "window_rows": 1, "window_bytes": 1, "slice_bytes": 1, "num_shards": 1, "shard_index": 0, "workers": 1, "shards": 1,
+        "max_points_per_s": 1, "keep_old": 0, "min_rows": 1, "sparse_top_k": 1,
+        "sparse_threshold": 0, "pool_factor": 1, "keep_versions": 1,
     }  # fmt: skip
     for name, low in at_least.items():
         value = getattr(spec, name)
@@ -178,6 +208,13 @@ def _check_numbers(spec: JobSpec) -> None:
         raise UsageError(
             f"--max-dead: {spec.max_dead!r} is neither a count nor a share", hint="--max-dead 100  or  --max-dead 0.1%"
         )
+    if not re.fullmatch(r"\d+|\d+(\.\d+)?%", spec.max_delete):
+        raise UsageError(
+            f"--max-delete: {spec.max_delete!r} is neither a count nor a share",
+            hint="--max-delete 1000  or  --max-delete 10%",
+        )
+    if spec.time_limit is not None:
+        parse_duration(spec.time_limit)
     if spec.chunk is not None and not re.fullmatch(r"(tokens|sentence|semantic):[1-9]\d*", spec.chunk):
         raise UsageError(
             f"--chunk: {spec.chunk!r} is not KIND:TOKENS",
@@ -288,6 +325,16 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * _SIZE.get((match[2] or "").lower(), 1))
 
 
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_duration(text: str) -> float:
+    """`4h`, `90m`, `1h30m`, `45s` to seconds. :raises UsageError: not a duration."""
+    if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
+        raise UsageError(f"--time-limit: {text!r} is not a duration", hint="--time-limit 4h  or  --time-limit 1h30m")
+    return sum(float(n) * _UNIT_S[unit] for n, unit in re.findall(r"(\d+(?:\.\d+)?)([smhd])", text))
+
+
 def parse_share(text: str) -> float:
     """`1%` or `0.01` to 0.01. :raises ValueError: not a number."""
     return float(text[:-1]) / 100 if text.endswith("%") else float(text)
@@ -313,6 +360,8 @@ def _coerce(name: str, value: Any, where: str) -> Any:
             return parse_size(str(value))
         if want is bool:
             return _as_bool(value)
+        if want is float and isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            return float(value)
         if want is int and isinstance(value, (str, int)) and not isinstance(value, bool):
             return int(value)
         if want is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
@@ -327,7 +376,7 @@ def _wanted(name: str, want: type) -> str:
         return "a size like 8GiB"
     if name == "sample":
         return "a share like 1% or 0.01"
-    return {int: "a whole number", bool: "yes or no", tuple: "a list"}.get(want, "text")
+    return {int: "a whole number", float: "a number", bool: "yes or no", tuple: "a list"}.get(want, "text")
 
 
 def _as_bool(value: Any) -> bool:

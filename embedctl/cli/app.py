@@ -15,7 +15,24 @@ from typing import Annotated
 import typer
 
 import embedctl
-from embedctl.cli import bench, doctor, embed, failures, history, init, models, plan, retry, run, search, status, verify
+from embedctl.cli import (
+    bench,
+    doctor,
+    embed,
+    export,
+    failures,
+    history,
+    init,
+    load,
+    models,
+    plan,
+    retry,
+    run,
+    search,
+    status,
+    sync,
+    verify,
+)
 from embedctl.cli import eval as evaluate
 from embedctl.errors import EXIT_CODES, RESUMABLE, SinkError
 
@@ -53,7 +70,24 @@ def _root(
     pass
 
 
-for _command in (embed, plan, run, init, status, history, verify, retry, bench, search, evaluate, models, doctor):
+for _command in (
+    embed,
+    sync,
+    plan,
+    run,
+    init,
+    status,
+    history,
+    verify,
+    retry,
+    load,
+    export,
+    bench,
+    search,
+    evaluate,
+    models,
+    doctor,
+):
     _command.add_to(app)
 
 

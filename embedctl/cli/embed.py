@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from embedctl.cli.conduct import Task, conduct
-from embedctl.cli.options import Config, Inputs, Json, Quiet, job_options, spec_of
+from embedctl.cli.options import OPTIONS, Config, Inputs, Json, Quiet, job_options, spec_of
 
 EPILOG = """[bold]Examples[/bold]
 embedctl embed corpus.parquet
@@ -25,7 +25,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="embed", epilog=EPILOG)(command)
 
 
-@job_options()
+@job_options(OPTIONS.keys() - {"vector_column"})
 def command(
     *,
     flags: Mapping[str, Any],

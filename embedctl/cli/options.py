@@ -25,6 +25,7 @@ OUTPUT = "Output"
 CHUNKS = "Chunks"
 BAD_ROWS = "Bad rows and guards"
 SPEED = "Speed"
+SYNC = "Sync"
 STORES = "Vector stores"
 MANY = "Several processes and machines"
 REPORTS = "Logs and reports"
@@ -48,6 +49,9 @@ OPTIONS: dict[str, Option] = {
     "to": _row(OUTPUT, "Destination folder. Default: <stem>.embeddings in the working folder.", "FOLDER", "-o"),
     "vector_type": _row(OUTPUT, "How vectors are stored. int8 and uint8 ranges come from a sample, once."),
     "output": _row(OUTPUT, "What each row gives.", "dense"),
+    "sparse_top_k": _row(OUTPUT, "Keep only so many of the greatest numbers of a sparse vector.", "N"),
+    "sparse_threshold": _row(OUTPUT, "Keep only numbers of sparse vectors greater than this.", "X"),
+    "pool_factor": _row(OUTPUT, "Late interaction: merge like tokens, one vector left of so many.", "X"),
     "token_count": _row(OUTPUT, "Also write a column `token_count`."),
     "truncated": _row(OUTPUT, "Also write a column `truncated`."),
     "format": _row(ROWS, "Format of the inputs. Default: by file name."),
@@ -79,6 +83,12 @@ OPTIONS: dict[str, Option] = {
     "chunk_pool": _row(CHUNKS, "One vector a document: chunks averaged by tokens, renormalised."),
     "on_error": _row(BAD_ROWS, "Set bad rows aside, or stop at the first."),
     "max_dead": _row(BAD_ROWS, "Accept up to this many dead rows (exit 0); stop above it (exit 8).", "N|P%"),
+    "max_delete": _row(SYNC, "Refuse to take out more rows than this (exit 8).", "N|P%"),
+    "min_rows": _row(SYNC, "Refuse a corpus of fewer rows than this (exit 8).", "ROWS"),
+    "updated_column": _row(SYNC, "Take rows that are not newer by this column as unchanged.", "NAME"),
+    "keep_versions": _row(SYNC, "Versions to keep under .embedctl/versions.", "N"),
+    "migrate": _row(SYNC, "With another model or other settings: embed all again beside the old, then switch."),
+    "time_limit": _row(SPEED, "End at a window after this long (exit 9); the same command goes on.", "4h|90m"),
     "if_locked": _row(BAD_ROWS, "What to do when another run holds the destination."),
     "device": _row(SPEED, "cpu, cuda, cuda:1… Default: the best there is.", "DEVICE"),
     "attention": _row(SPEED, "Attention kernel. Default: see `embedctl doctor`.", "KERNEL"),
@@ -96,7 +106,10 @@ OPTIONS: dict[str, Option] = {
     "create": _row(STORES, "Make the collection where it does not exist."),
     "distance": _row(STORES, "Distance of a new collection. Default: the model's similarity.", "NAME"),
     "quantization": _row(STORES, "Quantization of a new collection. Default: none.", "NAME"),
+    "index": _row(STORES, "Vector index of a new PostgreSQL or LanceDB table. Default: the store's.", "NAME"),
     "index_field": _row(STORES, "Payload field to index in a new collection, and how.", "NAME:KIND"),
+    "on_disk": _row(STORES, "Keep a new collection's vectors on disk rather than in memory. Default: on disk."),
+    "shards": _row(STORES, "Shards of a new collection. Default: the server's.", "N"),
     "max_points_per_s": _row(STORES, "Write no faster, to spare a collection that is in use.", "POINTS"),
     "swap_alias": _row(STORES, "Load into a collection beside what this alias serves; move the alias at the end.", "NAME"),
     "keep_old": _row(STORES, "With --swap-alias: collections to keep of those it served before.", "N"),

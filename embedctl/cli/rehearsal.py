@@ -6,13 +6,15 @@ import contextlib
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embedctl.cli import failures
 from embedctl.cli.console import say
 from embedctl.cli.words import report_lines
 from embedctl.errors import EXIT_OK, EmbedctlError, worst
-from embedctl.job.jobfile import Job
+
+if TYPE_CHECKING:
+    from embedctl.job.jobfile import Job
 
 
 def rehearse(jobs: Sequence[Job], *, as_json: bool) -> int:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
@@ -18,8 +18,10 @@ from embedctl.cli.console import say
 from embedctl.cli.options import REPORT_OPTIONS, Json, Quiet, job_options
 from embedctl.cli.words import aligned, summary_lines
 from embedctl.errors import EXIT_CODES, EXIT_OK, RESUMABLE, STOPPED, UsageError, worst
-from embedctl.job.jobfile import Job, chosen, read
 from embedctl.reports.outcome import Outcome
+
+if TYPE_CHECKING:
+    from embedctl.job.jobfile import Job
 
 EPILOG = """[bold]Examples[/bold]
 embedctl run job.toml
@@ -70,20 +72,25 @@ def command(
     if not files:
         raise UsageError("no job file given", hint="embedctl run job.toml; embedctl init corpus/ writes one")
     from embedctl.job.commands import COMMANDS
+    from embedctl.job.jobfile import chosen, read
 
     jobs = chosen(read(files, flags, COMMANDS), only or [])
     if dry_run:
         from embedctl.cli.rehearsal import rehearse
 
         return rehearse([_at_home(job) for job in jobs], as_json=as_json)
-    live = sys.stderr.isatty() and not quiet
+    return _run_all(jobs, live=sys.stderr.isatty() and not quiet, as_json=as_json)
+
+
+def _run_all(jobs: Sequence[Job], *, live: bool, as_json: bool) -> int:
+    """:raises Told: somebody stopped one job, and so all."""
     outcomes: list[Outcome] = []
     failure: BaseException | None = None
     for job in jobs:
         outcome, failure = _run(_at_home(job), live=live, several=len(jobs) > 1)
         outcomes.append(outcome)
         if outcome.exit_code in STOPPED or (failure is not None and not isinstance(failure, Exception)):
-            break  # whoever stopped one means all
+            break
     code = _end(outcomes, [job.name for job in jobs], live=live, as_json=as_json)
     if code in STOPPED and failure is not None:
         raise failures.Told(failure, stdout=True)

@@ -21,6 +21,9 @@ from embedctl.errors import UsageError
 
 NAME = "embedctl_packed"
 KERNELS = ("auto", "flash", "varlen", "sdpa")
+WINDOW_BLOCKS = 4
+"""A sequence of more than so many windows is cut for the attention; shorter ones are faster whole."""
+MIN_BLOCK = 256
 _REFUSED = ("softcap", "s_aux", "sinks", "position_bias", "head_mask", "output_attentions")
 
 
@@ -39,13 +42,15 @@ class Group(NamedTuple):
 @dataclass(slots=True, kw_only=True)
 class Packed:
     """Where the sequences of one forward pass lie. cu_seqlens: int32 (N + 1,) on the device. `calls` counts the
-    layers that came through here: none means that the model has an attention of its own."""
+    layers that came through here: none means that the model has an attention of its own. unseen_T: bool (T,), tokens
+    that none attends to, None: all are seen."""
 
     cu_seqlens: Tensor
     groups: Sequence[Group]
     max_seqlen: int
     kernel: str = "sdpa"
     calls: int = 0
+    unseen_T: Tensor | None = None
     masks: dict[tuple[int, int, bool], Tensor] = field(default_factory=dict)
 
 
@@ -159,17 +164,47 @@ def _by_group(
             x[begin : begin + num * length].view(num, length, *x.shape[1:]).transpose(1, 2)
             for x in (q_THD, k_THD, v_THD)
         )
-        mask = None
-        if reach is not None and length - 1 > reach:
-            mask = _window_mask(packed, length, reach, causal, q.device)
-        out = nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal and mask is None and length > 1, scale=scale,
-            enable_gqa=q.shape[1] != k.shape[1],
-        )  # fmt: skip
+        if reach is not None and length > WINDOW_BLOCKS * (reach + 1) and packed.unseen_T is None:
+            out = _by_window(q, k, v, reach, causal, scale)
+        else:
+            mask = _mask(packed, begin, num, length, causal, reach)
+            out = _sdpa(q, k, v, mask, scale, causal=causal and mask is None and length > 1)
         outs.append(out.transpose(1, 2).flatten(0, 1))
     if not outs:
         return q_THD.new_zeros((0, q_THD.shape[1], v_THD.shape[2]))
     return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, *, causal: bool) -> Tensor:
+    return nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+
+
+def _by_window(q: Tensor, k: Tensor, v: Tensor, reach: int, causal: bool, scale: float | None) -> Tensor:
+    """Long sequences under a sliding window, a stretch of queries at a time with the keys in their reach: neither the
+    mask nor the scores ever have L x L numbers."""
+    length, step = q.shape[2], max(reach + 1, MIN_BLOCK)
+    outs = []
+    for begin in range(0, length, step):
+        end = min(begin + step, length)
+        low, high = max(begin - reach, 0), end if causal else min(end + reach, length)
+        back = torch.arange(begin, end, device=q.device)[:, None] - torch.arange(low, high, device=q.device)[None, :]
+        mask = (back.abs() <= reach) & (back >= 0) if causal else back.abs() <= reach
+        outs.append(_sdpa(q[:, :, begin:end], k[:, :, low:high], v[:, :, low:high], mask, scale, causal=False))
+    return torch.cat(outs, dim=2)
+
+
+def _mask(packed: Packed, begin: int, num: int, length: int, causal: bool, reach: int | None) -> Tensor | None:
+    """bool, broadcast to (num, H, L, L): True where a token may look; None where SDPA needs none."""
+    windowed = reach is not None and length - 1 > reach
+    if packed.unseen_T is None and not windowed:
+        return None
+    device = packed.cu_seqlens.device
+    mask = _window_mask(packed, length, reach if windowed and reach is not None else length, causal, device)
+    if packed.unseen_T is None:
+        return mask
+    return mask & ~packed.unseen_T[begin : begin + num * length].view(num, 1, 1, length)
 
 
 def _window_mask(packed: Packed, length: int, reach: int, causal: bool, device: torch.device) -> Tensor:

@@ -114,3 +114,17 @@ class FakeEncoder:
 
     def close(self) -> None:
         pass
+
+
+class FakeScores(FakeEncoder):
+    """A fake reranker or classifier: as many numbers between 0 and 1 as there are labels."""
+
+    def __init__(self, name: str, *, labels: int) -> None:
+        super().__init__(name, dim=labels + 1)  # one number alone, scaled to length 1, would say nothing
+        self.dims: Mapping[OutputKind, int] = {"score": labels}
+
+    def encode(self, batch: Batch) -> Outputs:
+        """See `Encoder.encode`."""
+        dense = super().encode(batch)["dense"]
+        assert isinstance(dense, np.ndarray)
+        return {"score": (dense[:, 1:] + np.float32(1)) / np.float32(2)}

@@ -43,10 +43,11 @@ class _Given(nn.Module):
 class Vocabulary(nn.Module):
     """The head: `forward` gives what its last Linear takes; weight (V, E) and bias (V,) are that Linear's own."""
 
-    def __init__(self, model: nn.Module, last: nn.Module) -> None:
+    def __init__(self, model: nn.Module, last: nn.Linear) -> None:
         super().__init__()
-        self.weight: Tensor = last.weight.detach()  # type: ignore[assignment,operator]
-        self.bias: Tensor | None = None if last.bias is None else last.bias.detach()  # type: ignore[operator]
+        bias: Any = last.bias
+        self.weight: Tensor = last.weight.detach()
+        self.bias: Tensor | None = None if bias is None else bias.detach()
         self._model = model
 
     def forward(self, hidden_TE: Tensor) -> Tensor:
@@ -57,7 +58,8 @@ class Vocabulary(nn.Module):
 
 def split(model: Any, name: str) -> tuple[nn.Module, Vocabulary]:
     """(base, head). The model given is taken apart. :raises ModelError: see the module."""
-    last, base = model.get_output_embeddings(), model.base_model
+    last: Any = model.get_output_embeddings()
+    base: nn.Module = model.base_model
     prefix = model.base_model_prefix
     if not isinstance(last, nn.Linear) or base is model or getattr(model, prefix, None) is not base:
         raise ModelError(

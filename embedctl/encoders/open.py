@@ -7,15 +7,20 @@ where it does not, with the reason in `describe()`. Refuses: a device that is no
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
 from embedctl.encoders.attention import NAME, choose_attention, register
 from embedctl.encoders.base import Encoder
-from embedctl.encoders.tail import Tail
+from embedctl.encoders.expansion import expanded
+from embedctl.encoders.open_heads import Wanted, expansion_token, open_heads
+from embedctl.encoders.tail import Heads
 from embedctl.encoders.torch_encoder import Loader
 from embedctl.errors import ModelError, UsageError
+from embedctl.heads.sparse import Pruning
 from embedctl.models.folder import ModelFolder
 from embedctl.outputs import OutputKind
 
@@ -48,40 +53,51 @@ def open_encoder(
     num_prompt_tokens: int = 0,
     compile: bool | None = None,
     trust_remote_code: bool = False,
-    outputs: tuple[OutputKind, ...] = ("dense",),
+    outputs: tuple[OutputKind, ...] = (),
+    sparse_top_k: int | None = None,
+    sparse_threshold: float | None = None,
+    pool_factor: float | None = None,
 ) -> Encoder:
     """`dtype` and `device` are resolved already; `dim` None keeps the folder's own. `num_prompt_tokens` as the
-    tokenizer counts them, for models that leave the prompt out of the pooling.
+    tokenizer counts them, for models that leave the prompt out of the pooling. `outputs`: none for the folder's first.
 
-    :raises ModelError: the weights or what belongs to them cannot be opened.
+    :raises ModelError: the weights or what belongs to them cannot be opened, or an output is not one of the folder's.
     :raises UsageError: see `choose_attention`.
     """
     if trust_remote_code and not folder.trust_remote_code:
         folder = replace(folder, trust_remote_code=True)
-    dim = dim or min(folder.truncate_dim or folder.width(pooling), folder.width(pooling))
+    outputs = outputs or folder.kinds[:1]
     if folder.kind == "fake":
         from embedctl.encoders.fake import FakeEncoder
 
-        return FakeEncoder(folder.name, dim=dim)
+        return FakeEncoder(folder.name, dim=dim or folder.width(pooling))
     if pooling is not None and folder.pooling is None:
-        raise UsageError(
-            f"--pooling: {folder.name} is a static model, which has no pooling to choose", hint="leave out --pooling"
-        )
+        raise UsageError(f"--pooling: {folder.name} has no pooling to choose", hint="leave out --pooling")
+    pruning = Pruning(top_k=sparse_top_k, threshold=sparse_threshold or 0.0)
     if folder.kind == "static":
-        from embedctl.encoders.static import StaticEncoder
-
-        return StaticEncoder(folder, dim=dim)
-    from embedctl.encoders.weights import load_transformer
-
+        return _open_static(folder, dim, pruning)
     kernel = choose_attention(device, dtype, attention)
-    tail = Tail(folder, device=device, pooling=pooling, dim=dim, num_prompt_tokens=num_prompt_tokens)
-    return open_body(
-        folder, load_transformer, tail, dtype=dtype, device=device, threads=threads, kernel=kernel, compile=compile
+    wanted = Wanted(
+        pooling=pooling, dim=dim, num_prompt_tokens=num_prompt_tokens, pruning=pruning, pool_factor=pool_factor
     )
+    heads, loader = open_heads(folder, outputs, wanted, device=device)
+    return open_body(
+        folder, loader, heads, dtype=dtype, device=device, threads=threads, kernel=kernel, compile=compile
+    )  # fmt: skip
+
+
+def _open_static(folder: ModelFolder, dim: int | None, pruning: Pruning) -> Encoder:
+    if folder.sparse is not None:
+        from embedctl.encoders.sparse_table import SparseTableEncoder
+
+        return SparseTableEncoder(folder, pruning)
+    from embedctl.encoders.static import StaticEncoder
+
+    return StaticEncoder(folder, dim=dim or min(folder.truncate_dim or folder.width(), folder.width()))
 
 
 def open_body(
-    folder: ModelFolder, loader: object, tail: Tail, *, dtype: str, device: str, threads: int | None,
+    folder: ModelFolder, loader: object, heads: Heads, *, dtype: str, device: str, threads: int | None,
     kernel: tuple[str, str], compile: bool | None,
 ) -> Encoder:  # fmt: skip
     """The encoder that runs a transformer the best way it allows. `loader`: as `load_transformer`."""
@@ -90,7 +106,12 @@ def open_body(
     from embedctl.encoders.torch_varlen import TorchVarlenEncoder
 
     register()
-    common = {"dtype": dtype, "device": device, "threads": threads, "notes": folder.notes}
+    expansion = None if folder.late is None else folder.late.expansion
+    common: dict[str, Any] = {"dtype": dtype, "device": device, "threads": threads, "notes": folder.notes}
+    if expansion is not None:
+        common["expand"] = functools.partial(
+            expanded, settings=expansion, token=expansion_token(folder, expansion)
+        )  # fmt: skip
     reason = PADDED.get(folder.model_type)
     if reason is None:
         load = functools.partial(_load, loader, folder, device, NAME)
@@ -99,23 +120,22 @@ def open_body(
             model = load(dtype)
         except ModelError as exc:
             reason = f"it does not take its attention from transformers ({exc})"
-        if model is not None and (fused := _fused(load, tail, model, device, dtype, threads, compile, folder.notes)):
+        if model is not None and expansion is None and (fused := _fused(load, heads, model, compile, common)):
             return fused
         if model is not None and folder.model_type not in VERIFIED:
             reason = packed_obstacle(model, device=device, kernel=kernel[0], own="sdpa")
         if model is not None and reason is None:
-            return TorchVarlenEncoder(load, tail, model=model, attention=kernel, **common)  # type: ignore[arg-type]
+            return TorchVarlenEncoder(load, heads, model=model, attention=kernel, **common)
         del model
     load = functools.partial(_load, loader, folder, device, None)
     model = load(dtype)
     leak = padding_leaks(model, device=device)
     reason = f"{reason}; {leak}: sequences of one length run together" if leak else reason
-    return PaddedEncoder(load, tail, model=model, reason=reason or "", by_length=leak is not None, **common)  # type: ignore[arg-type]
+    return PaddedEncoder(load, heads, model=model, reason=reason or "", by_length=leak is not None, **common)
 
 
 def _fused(
-    load: Loader, tail: Tail, model: nn.Module, device: str, dtype: str, threads: int | None, compile: bool | None,
-    notes: tuple[str, ...],
+    load: Loader, heads: Heads, model: nn.Module, compile: bool | None, common: Mapping[str, Any]
 ) -> Encoder | None:  # fmt: skip
     """The fused CPU encoder where model, device and compiler allow it; None leaves the plain way.
 
@@ -126,14 +146,16 @@ def _fused(
 
     if compile is False:
         return None
+    device, dtype = common["device"], common["dtype"]
     kernels, why = native.load() if device == "cpu" else (None, f"the device is {device}")
     reason = (obstacle(model) or ("" if dtype in ("float32", "bfloat16") else f"the dtype is {dtype}")) or (
         "" if kernels else why
     )
     if kernels and not reason:
         return FusedBertEncoder(
-            load, tail, dtype=dtype, threads=threads, model=model, kernels=kernels, reason=why, notes=notes
-        )
+            load, heads, dtype=dtype, threads=common["threads"], model=model, kernels=kernels, reason=why,
+            notes=common["notes"],
+        )  # fmt: skip
     if compile:
         raise UsageError(f"--compile: there are no fused kernels for this: {reason}", hint="leave out --compile")
     return None

@@ -1,12 +1,12 @@
 """The fallback: models with an attention of their own (MPNet, DeBERTa, T5) on padded, length-sorted batches.
 
-Enters: a packed batch. Leaves: outputs of its heads. Padding is masked; for models whose layers let it leak all the same,
-sequences of one length run together and nothing is padded at all.
+Enters: a packed batch. Leaves: outputs of its heads. Padding is masked; for models whose layers let it leak all the
+same, sequences of one length run together and nothing is padded at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from embedctl.encoders.attention import groups_of
+from embedctl.encoders.expansion import unseen_of
 from embedctl.encoders.tail import Heads
 from embedctl.encoders.torch_encoder import Loader, TorchEncoder, accepts, as_ids, uses_token_types
 from embedctl.records import Batch
@@ -27,8 +28,11 @@ class PaddedEncoder(TorchEncoder):
     def __init__(
         self, load: Loader, heads: Heads, *, dtype: str, device: str, threads: int | None, reason: str,
         by_length: bool = False, model: nn.Module | None = None, notes: tuple[str, ...] = (),
+        expand: Callable[[Batch], Batch] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(load, heads, dtype=dtype, device=device, threads=threads, model=model, notes=notes)
+        super().__init__(
+            load, heads, dtype=dtype, device=device, threads=threads, model=model, notes=notes, expand=expand
+        )
         self._reason, self._by_length = reason, by_length
         self.padded = not by_length
 
@@ -48,7 +52,10 @@ def padded_hidden(model: nn.Module, batch: Batch, *, device: str) -> Tensor:
     pad = getattr(getattr(model, "config", None), "pad_token_id", None)
     ids_NL = np.full(mask_NL.shape, pad if isinstance(pad, int) else 0, dtype=np.int64)
     ids_NL[mask_NL] = batch.input_ids_T
-    inputs: dict[str, Any] = {"input_ids": as_ids(ids_NL, device), "attention_mask": as_ids(mask_NL, device)}
+    seen_NL = mask_NL.copy()
+    if (unseen := unseen_of(batch)) is not None:
+        seen_NL[mask_NL] = ~unseen
+    inputs: dict[str, Any] = {"input_ids": as_ids(ids_NL, device), "attention_mask": as_ids(seen_NL, device)}
     if uses_token_types(model):
         types_NL = np.zeros_like(ids_NL)
         if batch.token_type_ids_T is not None:
@@ -60,13 +67,14 @@ def padded_hidden(model: nn.Module, batch: Batch, *, device: str) -> Tensor:
 
 def hidden_by_length(model: nn.Module, batch: Batch, *, device: str) -> Tensor:
     """Last hidden states (T, E), one pass a length, no padding anywhere."""
-    parts = []
+    parts, unseen = [], unseen_of(batch)
     for begin, count, length in groups_of(batch.cu_seqlens):
         tokens = slice(begin, begin + count * length)
         ids_NL = as_ids(batch.input_ids_T[tokens], device).view(count, length)
         inputs: dict[str, Any] = {"input_ids": ids_NL}
         if accepts(model, "attention_mask"):
-            inputs["attention_mask"] = torch.ones_like(ids_NL)
+            seen = np.ones(count * length, dtype=bool) if unseen is None else ~unseen[tokens]
+            inputs["attention_mask"] = as_ids(seen, device).view(count, length)
         if uses_token_types(model):
             types = batch.token_type_ids_T
             inputs["token_type_ids"] = (

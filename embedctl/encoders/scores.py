@@ -17,11 +17,10 @@ from torch import Tensor, nn
 
 from embedctl.encoders.attention import choose_attention, groups_of
 from embedctl.encoders.base import Encoder
-from embedctl.encoders.fake import FakeEncoder
 from embedctl.encoders.open import open_body
 from embedctl.encoders.padded import hidden_by_length
 from embedctl.encoders.selftest import trial_batch
-from embedctl.encoders.tail import Tail
+from embedctl.encoders.tail import Heads, Tail, Tokens
 from embedctl.encoders.torch_encoder import TorchEncoder, accepts, as_ids, uses_token_types
 from embedctl.encoders.weights import load_transformer
 from embedctl.errors import ModelError
@@ -35,7 +34,6 @@ from embedctl.heads.classify import (
     pooled_token,
 )
 from embedctl.models.folder import ModelFolder
-from embedctl.outputs import OutputKind, Outputs
 from embedctl.records import Batch
 
 _TOLERANCE = {torch.float32: 1e-4}
@@ -57,25 +55,26 @@ def open_scorer(
         open_body, folder, dtype=dtype, device=device, threads=threads, kernel=kernel, compile=compile
     )
     if scorer.head == "modules":
-        dim = len(folder.labels)
-        modules = Tail(folder, device=device, pooling=None, dim=dim, num_prompt_tokens=0)
-        return Scores(body(load_transformer, ScoreTail(modules.vectors, act, dim)), dim)
+        count = len(folder.labels)
+        modules = Tail(folder, device=device, pooling=None, dim=count, num_prompt_tokens=0)
+        return body(load_transformer, _heads(lambda hidden, run: modules.vectors(hidden, run.cu_seqlens), act, count))
     loader = _BaseLoader(folder, dtype, device)
-    whole = loader.whole
-    head = _head_of(whole, folder).to(device)
-    what = _pooled_by(whole, head, device)
+    head = _head_of(loader.whole, folder).to(device)
+    count = head.num_labels
+    what = _pooled_by(loader.whole, head, device)
     if what is not None:
-        tail = ScoreTail(lambda hidden_TE, cu: head(pooled_token(hidden_TE, cu, what)), act, head.num_labels)
-        return Scores(body(loader, tail), head.num_labels)
+        return body(loader, _heads(_one_token(loader.whole, head, what), act, count))
+
+    def whole(_scores: Tensor, _run: Tokens) -> Tensor:
+        return head.odds(_scores) if isinstance(head, LogitHead) else _scores
 
     def load(wanted: str) -> nn.Module:
         return load_whole(folder, dtype=wanted, device=device, attention=None)
 
-    tail = ScoreTail(
-        lambda scores, _: head.odds(scores) if isinstance(head, LogitHead) else scores, act, head.num_labels
-    )
-    inner = WholeEncoder(load, tail, dtype=dtype, device=device, threads=threads, model=whole, notes=folder.notes)
-    return Scores(inner, head.num_labels)
+    return WholeEncoder(
+        load, _heads(whole, act, count), dtype=dtype, device=device, threads=threads, model=loader.whole,
+        notes=folder.notes,
+    )  # fmt: skip
 
 
 def load_whole(folder: ModelFolder, *, dtype: str, device: str, attention: str | None) -> nn.Module:
@@ -107,41 +106,17 @@ class _BaseLoader:
         return base
 
 
-class ScoreTail(Tail):
-    """Callable as `Tail` is: hidden (T, E) and cu_seqlens to float32 (N, labels). `raw` gives the raw scores."""
+class ScoreHead:
+    """Implements `encoders.tail.Head`. raw: hidden (T, E) and what was run -> raw scores (N, labels)."""
 
-    def __init__(self, raw: Callable[[Tensor, Tensor], Tensor], act: Activation, dim: int) -> None:
+    def __init__(self, raw: Callable[[Tensor, Tokens], Tensor], act: Activation, dim: int) -> None:
         self.dim = dim
         self._raw, self._act = raw, act
 
-    def __call__(self, hidden_TE: Tensor, cu_seqlens: Tensor) -> Tensor:
-        return self._act(self._raw(hidden_TE, cu_seqlens).float())
-
-
-class Scores:
-    """Implements `encoders.base.Encoder`: what another gives, told as scores."""
-
-    def __init__(self, inner: Encoder, dim: int) -> None:
-        self._inner = inner
-        self.dims: Mapping[OutputKind, int] = {"score": dim}
-        self.deterministic, self.lanes, self.padded = inner.deterministic, inner.lanes, inner.padded
-
-    def encode(self, batch: Batch) -> Outputs:
-        """See `Encoder.encode`."""
-        (values,) = self._inner.encode(batch).values()
-        return {"score": values}
-
-    def encode_float32(self, batch: Batch) -> Outputs:
-        """See `Encoder.encode_float32`."""
-        (values,) = self._inner.encode_float32(batch).values()
-        return {"score": values}
-
-    def describe(self) -> Mapping[str, Any]:
-        """See `Encoder.describe`."""
-        return self._inner.describe()
-
-    def close(self) -> None:
-        self._inner.close()
+    def __call__(self, hidden_TE: Tensor, tokens: Tokens) -> np.ndarray:
+        """See `Head`: float32 (N, labels)."""
+        scores: np.ndarray = self._act(self._raw(hidden_TE, tokens).float()).to("cpu").numpy()
+        return scores
 
 
 class WholeEncoder(TorchEncoder):
@@ -158,20 +133,6 @@ class WholeEncoder(TorchEncoder):
         return {**super().describe(), "attention": "own", "attention_reason": reason}
 
 
-class FakeScores(FakeEncoder):
-    """A fake reranker or classifier: as many numbers between 0 and 1 as there are labels."""
-
-    def __init__(self, name: str, *, labels: int) -> None:
-        super().__init__(name, dim=labels + 1)  # one number alone, scaled to length 1, would say nothing
-        self.dims: Mapping[OutputKind, int] = {"score": labels}
-
-    def encode(self, batch: Batch) -> Outputs:
-        """See `Encoder.encode`."""
-        dense = super().encode(batch)["dense"]
-        assert isinstance(dense, np.ndarray)
-        return {"score": (dense[:, 1:] + np.float32(1)) / np.float32(2)}
-
-
 def whole_scores(model: nn.Module, batch: Batch, *, device: str) -> Tensor:
     """Raw scores (N, labels) of the whole model: its classes, or the logits of its last token."""
     parts = []
@@ -186,6 +147,34 @@ def whole_scores(model: nn.Module, batch: Batch, *, device: str) -> Tensor:
         logits: Tensor = model(**inputs).logits
         parts.append(logits[:, -1] if logits.ndim == 3 else logits)
     return torch.cat(parts)
+
+
+def _heads(raw: Callable[[Tensor, Tokens], Tensor], act: Activation, count: int) -> Heads:
+    return {"score": ScoreHead(raw, act, count)}
+
+
+def _one_token(whole: nn.Module, head: ClassifierHead | LogitHead, what: Pooled) -> Callable[[Tensor, Tokens], Tensor]:
+    """Raw scores from the one token that the head looks at."""
+    config: Any = whole.config
+    padding = config.get_text_config().pad_token_id
+    # transformers' decoders take the last token that is not padding, and some tokenizers end every text with that one.
+    skipped = padding if isinstance(head, ClassifierHead) and what == "lasttoken" else None
+
+    def raw(hidden_TE: Tensor, run: Tokens) -> Tensor:
+        if skipped is None:
+            return head(pooled_token(hidden_TE, run.cu_seqlens, what))
+        last = torch.from_numpy(last_but(run.batch, skipped)).to(hidden_TE.device)
+        return head(hidden_TE[last].float())
+
+    return raw
+
+
+def last_but(batch: Batch, padding: int) -> np.ndarray:
+    """int64 (N,): the place of each sequence's last token that is not `padding`, its first where there is no other."""
+    places = np.where(batch.input_ids_T != padding, np.arange(batch.num_tokens), -1)
+    last = np.maximum.reduceat(places, batch.cu_seqlens[:-1].astype(np.int64))
+    found: np.ndarray = np.maximum(last, batch.cu_seqlens[:-1]).astype(np.int64)
+    return found
 
 
 def _head_of(whole: nn.Module, folder: ModelFolder) -> ClassifierHead | LogitHead:

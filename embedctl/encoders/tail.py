@@ -1,7 +1,7 @@
 """What follows the transformer, one head for each output: pooled and projected vectors, sparse ones, one a token.
 
-Enters: hidden (T, E) of a packed batch. Leaves: values of one kind, float32, on the CPU. All of it runs in float32, but the
-product with a vocabulary, which runs in the model's own dtype.
+Enters: hidden (T, E) of a packed batch. Leaves: values of one kind, float32, on the CPU. All of it runs in float32, but
+the product with a vocabulary, which runs in the model's own dtype.
 """
 
 from __future__ import annotations
@@ -23,7 +23,17 @@ from embedctl.heads.projection import DenseLayer, NormLayer, normalize
 from embedctl.heads.sparse import Pruning, greatest_of_each
 from embedctl.heads.splade import splade
 from embedctl.models.folder import ModelFolder
-from embedctl.models.modules import Dense, Late, LayerNorm, Module, Normalize, Pooling, Splade, TokenPooling, TokenWeights
+from embedctl.models.modules import (
+    Dense,
+    Late,
+    LayerNorm,
+    Module,
+    Normalize,
+    Pooling,
+    Splade,
+    TokenPooling,
+    TokenWeights,
+)
 from embedctl.outputs import Multivector, OutputKind, Sparse, Values
 from embedctl.records import Batch
 
@@ -147,9 +157,7 @@ class LateHead:
     def __call__(self, hidden_TE: Tensor, tokens: Tokens) -> Multivector:
         """See `Head`."""
         kept_T = self._kept(tokens.batch)
-        vectors = token_vectors(
-            hidden_TE, torch.from_numpy(kept_T).to(hidden_TE.device), self._steps, dim=self.dim
-        )
+        vectors = token_vectors(hidden_TE, torch.from_numpy(kept_T).to(hidden_TE.device), self._steps, dim=self.dim)
         found = Multivector(offsets=offsets_of(kept_T, tokens.batch.cu_seqlens), vectors=vectors)
         if self._pooling is None:
             return found

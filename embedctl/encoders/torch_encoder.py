@@ -1,6 +1,6 @@
 """What the torch encoders share: one model, its heads, the second model in float32, errors, threads.
 
-Enters: packed batches. Leaves: the outputs of its heads, in numpy. A subclass says only how a batch runs through the model.
+Enters: packed batches. Leaves: the outputs of its heads, in numpy. A subclass says only how a batch runs.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class TorchEncoder:
     engine = "torch"
 
     def __init__(
-        self, load: Loader, heads: Heads, *, dtype: str, device: str, threads: int | None, model: nn.Module | None = None,
-        notes: tuple[str, ...] = (),
+        self, load: Loader, heads: Heads, *, dtype: str, device: str, threads: int | None,
+        model: nn.Module | None = None, notes: tuple[str, ...] = (), expand: Callable[[Batch], Batch] | None = None,
     ) -> None:  # fmt: skip
-        """`model`, where given, is what `load(dtype)` would give."""
+        """`model`, where given, is what `load(dtype)` would give. `expand`: what is run in a batch's place."""
         self.dims: Mapping[OutputKind, int] = {kind: head.dim for kind, head in heads.items()}
         self._load, self._heads = load, heads
         self._dtype, self._device = dtype, device
         self._threads = threads or torch.get_num_threads()
         self._model: nn.Module | None = load(dtype) if model is None else model
         self._model_float32: nn.Module | None = None
-        self._notes = notes
+        self._notes, self._expand = notes, expand
 
     def _hidden(self, model: nn.Module, batch: Batch) -> Tensor:
         """Hidden states (T, E) in the order of the batch, on the device."""
@@ -65,6 +65,7 @@ class TorchEncoder:
     def _run(self, model: nn.Module, batch: Batch) -> Outputs:
         if batch.num_tokens == 0:
             return {kind: zeros(kind, dim, len(batch.cu_seqlens) - 1) for kind, dim in self.dims.items()}
+        batch = batch if self._expand is None else self._expand(batch)
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         try:

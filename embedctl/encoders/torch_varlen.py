@@ -1,12 +1,12 @@
 """Packed batches through any model that takes its attention from transformers: no padding, no model code of ours.
 
-Enters: a batch packed end to end. Leaves: outputs of its heads. Each sequence is computed as if it were alone: positions
+Enters: a batch packed end to end. Leaves: outputs of its heads. Each sequence is computed as if alone: positions
 restart (after the padding token's number where the kind counts so) and attention stays within it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from embedctl.encoders.attention import Packed, UnsupportedAttention, groups_of
+from embedctl.encoders.expansion import unseen_of
 from embedctl.encoders.tail import Heads
 from embedctl.encoders.torch_encoder import Loader, TorchEncoder, as_ids, uses_token_types
 from embedctl.errors import EncoderError
@@ -28,8 +29,11 @@ class TorchVarlenEncoder(TorchEncoder):
     def __init__(
         self, load: Loader, heads: Heads, *, dtype: str, device: str, threads: int | None, attention: tuple[str, str],
         model: nn.Module | None = None, notes: tuple[str, ...] = (),
+        expand: Callable[[Batch], Batch] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(load, heads, dtype=dtype, device=device, threads=threads, model=model, notes=notes)
+        super().__init__(
+            load, heads, dtype=dtype, device=device, threads=threads, model=model, notes=notes, expand=expand
+        )
         self._kernel, self._why = attention
         # On a GPU a second thread queues the next batch while the first waits for its vectors.
         self.lanes = 2 if device.startswith("cuda") else 1
@@ -47,11 +51,13 @@ class TorchVarlenEncoder(TorchEncoder):
 
 def packed_hidden(model: nn.Module, batch: Batch, *, device: str, kernel: str) -> Tensor:
     """Last hidden states (T, E). :raises EncoderError: the model did not ask for its attention here."""
+    unseen = unseen_of(batch)
     packed = Packed(
         cu_seqlens=torch.from_numpy(batch.cu_seqlens.astype(np.int32)).to(device),
         groups=groups_of(batch.cu_seqlens),
         max_seqlen=batch.max_seqlen,
-        kernel=kernel,
+        kernel=kernel if unseen is None else "sdpa",
+        unseen_T=None if unseen is None else torch.from_numpy(unseen).to(device),
     )
     inputs: dict[str, Any] = {
         "input_ids": as_ids(batch.input_ids_T, device).unsqueeze(0),

@@ -1,7 +1,8 @@
 """Late interaction: which tokens give a vector, the vectors' last steps, and merging those that say the same.
 
-Enters: hidden states (T, E) of a packed batch. Leaves: `Multivector`. Everything runs in float32, a stretch of tokens at a
-time. Khattab and Zaharia, ColBERT (2020); merging: Clavie, Chaffin and Adams (2024), as sentence-transformers does it.
+Enters: hidden states (T, E) of a packed batch. Leaves: `Multivector`. Everything runs in float32, a stretch of tokens
+at a time. Khattab and Zaharia, ColBERT (2020); merging: Clavie, Chaffin and Adams (2024), as sentence-transformers has
+it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Step = Callable[[Tensor], Tensor]
 def token_vectors(hidden_TE: Tensor, kept_T: Tensor, steps: Sequence[Step], *, dim: int) -> np.ndarray:
     """float32 (t, dim): of the tokens in bool `kept_T`, in order. Fewer numbers than the steps give: scaled to 1."""
     parts = []
-    for hidden, kept in zip(hidden_TE.split(CHUNK_TOKENS), kept_T.split(CHUNK_TOKENS), strict=True):
+    for hidden, kept in zip(torch.split(hidden_TE, CHUNK_TOKENS), torch.split(kept_T, CHUNK_TOKENS), strict=True):
         x_tC = hidden[kept].float()
         for step in steps:
             x_tC = step(x_tC)
@@ -41,7 +42,7 @@ def offsets_of(kept_T: np.ndarray, cu_seqlens: np.ndarray) -> np.ndarray:
 
 
 def merged(vectors: Multivector, *, factor: float, protected: int, normalized: bool) -> Multivector:
-    """About 1 / factor of each text's vectors: the mean of each cluster of like ones, the first `protected` as they are."""
+    """About 1 / factor of each text's vectors: the mean of each cluster of like ones; the first `protected` stay."""
     parts = [
         _merged(vectors.vectors[begin:end], factor, protected)
         for begin, end in zip(vectors.offsets[:-1], vectors.offsets[1:], strict=True)

@@ -28,7 +28,7 @@ NO_PRUNING = Pruning()
 
 
 def sparsify(x_NV: Tensor, pruning: Pruning) -> Sparse:
-    """`Sparse` of N vectors from float32 (N, V) on any device. Of equal numbers at the edge of top_k any may be kept."""
+    """`Sparse` of N vectors from float32 (N, V) on any device. Of equal numbers at top_k's edge any may be kept."""
     kept = ~(x_NV <= pruning.threshold)
     if pruning.top_k is not None and pruning.top_k < x_NV.shape[1]:
         greatest = torch.topk(x_NV, pruning.top_k, dim=1, sorted=False).indices
@@ -63,7 +63,9 @@ def greatest_of_each(ids: np.ndarray, weights: np.ndarray, offsets: np.ndarray, 
     )
 
 
-def _cut(row: np.ndarray, ids: np.ndarray, weights: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _cut(
+    row: np.ndarray, ids: np.ndarray, weights: np.ndarray, top_k: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The `top_k` greatest of each row, in order of id."""
     order = np.lexsort((ids, -weights, row))
     starts = np.searchsorted(row[order], row[order], side="left")

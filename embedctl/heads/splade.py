@@ -1,9 +1,10 @@
 """SPLADE: scores of the whole vocabulary for every token, pooled over each sequence, without ever holding them all.
 
 Enters: what the last layer before the vocabulary gives, (T, E), and the vocabulary's own weights. Leaves: `Sparse`.
-Memory beside those: one tile of scores (`TILES`: 4 MiB in bfloat16 on a CPU; in float32 and for sums at most four times that),
-and the pooled numbers of as many sequences as fit `POOLED_NUMBERS` (64 MiB), one at least; never T x V. Formal et al., SPLADE v2 (2021): for
-max pooling log(1 + relu(x)) is taken after the maximum, which it does not change; sums take it before, in float32.
+Memory beside those: one tile of scores (`TILES`: 4 MiB in bfloat16 on a CPU; in float32 and for sums at most four times
+that), and the pooled numbers of as many sequences as fit `POOLED_NUMBERS` (64 MiB), one at least; never T x V. Formal
+et al., SPLADE v2 (2021): for max pooling log(1 + relu(x)) is taken after the maximum, which it does not change; sums
+take it before, in float32.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ POOLED_NUMBERS = 16 << 20
 
 Run = tuple[int, int, int, int]
 """(sequence, its first token in the tile, how many sequences, tokens of each)."""
-
 
 
 def splade(

@@ -3,5 +3,6 @@
 from embedctl.job.report import dead_letters, plan, status
 from embedctl.job.retry import retry
 from embedctl.job.run import embed
+from embedctl.job.sync import sync
 
-__all__ = ["dead_letters", "embed", "plan", "retry", "status"]
+__all__ = ["dead_letters", "embed", "plan", "retry", "status", "sync"]

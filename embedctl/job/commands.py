@@ -13,6 +13,7 @@ from embedctl.spec import JobSpec
 
 COMMANDS = {
     "embed": "embedctl.job.run:embed",
+    "load": "embedctl.job.transfer:load",
 }
 
 Call = Callable[[JobSpec, Listener], Summary]

@@ -23,6 +23,7 @@ from embedctl.pipeline import WindowsOf, Worker, run
 from embedctl.plan import Pass, Plan
 from embedctl.records import Batch, DeadRow, Slice, WindowKey, WindowRecord
 from embedctl.sinks.base import Sink
+from embedctl.sources import changes
 from embedctl.sources.files import check_unchanged
 from embedctl.spec import JobSpec
 from embedctl.stages.commit import Committer
@@ -123,7 +124,11 @@ class Encoding:
         )
 
     def _reader(self) -> WindowReader:
-        blocks, rules = wiring.blocks_of(self.plan), wiring.row_rules(self.plan)
+        rules = wiring.row_rules(self.plan)
+        if self.plan.is_sync:
+            changed = changes.blocks_of(self.storage, self.plan.generation, self.plan.slices, self.plan.schema)
+            return WindowReader(self.plan, rules, changed)
+        blocks = wiring.blocks_of(self.plan)
         if not self.plan.is_stream or self.plan.targets is not None:
             return WindowReader(self.plan, rules, blocks)
         replay = Replay(self.ledger.contents.of_generation(self.plan.generation))
@@ -154,7 +159,7 @@ class Encoding:
                 self.listener.note(str(note))
 
     def _check_source(self, files: Sequence[int]) -> None:
-        for index in files:
+        for index in [] if self.plan.is_sync else files:
             check_unchanged(self.plan.files[index])
 
     def _check_dead(self, dead: Sequence[DeadRow]) -> None:

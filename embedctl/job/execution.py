@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from embedctl.errors import LimitReached
 from embedctl.events import Listener, Summary
 from embedctl.job import crew
 from embedctl.job import finalise as ending
@@ -110,6 +112,12 @@ class Execution:
         """Count a committed window; its dead rows are news."""
         self.new_dead += len(dead)
         self.tally.committed(record)
+        limit_s = self.spec.time_limit_s
+        if limit_s is not None and time.monotonic() - self.began > limit_s:
+            raise LimitReached(
+                f"{self.storage.uri}: --time-limit {self.spec.time_limit} is over, {self.tally.rows.read:,} rows are done",
+                hint="the same command goes on from here",
+            )
 
     def _finish(self) -> Summary:
         ledger = Ledger(self.storage)

@@ -6,14 +6,15 @@ Every step may be killed and done again. Refuses to finish when the books do not
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from embedctl.codec import dead_from_json
+from embedctl.codec import Json, dead_from_json
 from embedctl.errors import BooksError, GuardRefused
 from embedctl.events import Rows
+from embedctl.job import sync_drop
 from embedctl.job.duplicates import Loser, find
 from embedctl.ledger import dead
 from embedctl.ledger.segments import Contents, Ledger
@@ -22,6 +23,7 @@ from embedctl.records import DeadRow, FileBooks, WindowKey, WindowRecord
 from embedctl.sinks.base import Sink
 from embedctl.storage import LocalStorage
 
+BASE = "base"
 FINALISED = "finalised"
 REOPENED = "reopened"
 
@@ -79,9 +81,24 @@ def live_records(contents: Contents) -> list[WindowRecord]:
     return [contents.windows[k] for k in sorted(contents.windows)]
 
 
-def rows_of(record: WindowRecord) -> Rows:
-    """What a window adds to the books: a later generation moves rows from dead to what became of them."""
-    return sum((_rows(b, again=record.key.generation > 1) for b in record.books), Rows())
+def base_of(contents: Contents) -> Json | None:
+    """The newest event by which a generation took over the books of all before it; None: the first still has them."""
+    found = [e for e in contents.events if e["kind"] == BASE]
+    return max(found, key=lambda e: int(e["generation"]), default=None)
+
+
+def first_generation(contents: Contents) -> int:
+    """The generation with which the books of the corpus as it is now begin."""
+    base = base_of(contents)
+    return 1 if base is None else int(base["generation"])
+
+
+def rows_of(record: WindowRecord, first: int = 1) -> Rows:
+    """What a window adds to the books that begin with generation `first`: an earlier one nothing, a later one moves
+    rows from dead to what became of them."""
+    if record.key.generation < first:
+        return Rows()
+    return sum((_rows(b, again=record.key.generation > first) for b in record.books), Rows())
 
 
 def _rows(book: FileBooks, *, again: bool) -> Rows:
@@ -95,23 +112,37 @@ def _rows(book: FileBooks, *, again: bool) -> Rows:
 
 
 def totals(contents: Contents) -> Rows:
-    """The books over all files and generations."""
-    return sum((rows_of(r) for r in contents.windows.values()), Rows())
+    """The books over all files."""
+    first = first_generation(contents)
+    standing = sum((rows for _, rows in _taken_over(contents)), Rows())
+    return sum((rows_of(r, first) for r in contents.windows.values()), standing)
+
+
+def _taken_over(contents: Contents) -> Iterator[tuple[int, Rows]]:
+    """File and books of the rows that the base found as they were."""
+    for file, unchanged, skipped, duplicates in (base_of(contents) or {"books": []})["books"]:
+        read = unchanged + skipped + duplicates
+        yield file, Rows(read=read, unchanged=unchanged, skipped=skipped, duplicates=duplicates)
 
 
 def books_by_file(plan: Plan, contents: Contents) -> dict[str, Rows]:
     """The books over all generations, by the file's URI."""
     per_file: dict[int, Rows] = defaultdict(Rows)
+    first = first_generation(contents)
+    for file, rows in _taken_over(contents):
+        per_file[file] += rows
     for record in contents.windows.values():
-        for book in record.books:
-            per_file[book.file] += _rows(book, again=record.key.generation > 1)
+        if record.key.generation >= first:
+            for book in record.books:
+                per_file[book.file] += _rows(book, again=record.key.generation > first)
     return {plan.files[f].uri: rows for f, rows in sorted(per_file.items())}
 
 
 def current_dead(contents: Contents) -> list[WindowRecord]:
     """For each window place, the record of the newest generation that tried it: its letters are the ones that stand."""
     newest: dict[tuple[int, int], WindowRecord] = {}
-    for key in sorted(contents.windows):
+    first = first_generation(contents)
+    for key in sorted(k for k in contents.windows if k.generation >= first):
         newest[key.slice, key.window] = contents.windows[key]
     return [r for r in newest.values() if any(b.dead for b in r.books)]
 
@@ -122,10 +153,15 @@ def finalise(plan: Plan, storage: LocalStorage, ledger: Ledger, sink: Sink) -> R
     :raises BooksError: lost or doubled rows; the destination is left as it is.
     :raises GuardRefused: duplicates where the user asked to fail.
     """
-    settle_duplicates(plan, storage, ledger, sink)
+    if plan.is_sync:
+        sync_drop.drop_replaced(plan, storage, ledger, sink)
+    else:
+        settle_duplicates(plan, storage, ledger, sink)
     check_books(plan, ledger.contents, sink)
     dead.merge(storage, [(r.key, r.revision) for r in current_dead(ledger.contents)])
     sink.finish(plan, live_records(ledger.contents))
+    if plan.is_sync:
+        sync_drop.remember(plan, storage, ledger, sink)
     number = rounds(plan, ledger.contents, FINALISED)
     ledger.append({"kind": FINALISED, "generation": plan.generation, "round": number})
     ledger.compact()
@@ -173,18 +209,17 @@ def _drop(
         revision=ledger.contents.next_revision(record.key),
         books=tuple(_moved(b, lost.get(b.file, 0), as_dead) for b in record.books),
     )
+    uris = {f.uri: f.index for f in plan.files}
+    letters = [dead_from_json(letter, uris[letter["file"]]) for _, letter in dead.letters(storage, [(record.key, 0)])]
     if as_dead:
         ids, positions = sink.rows(record)
-        letters = [
+        letters += [
             DeadRow(file=int(file_of[r]), position=int(positions[r]), id=ids[r], reason=f"duplicate id {ids[r]!r}")
             for r in rows.tolist()
         ]
-        uris = {f.uri: f.index for f in plan.files}
-        earlier = [
-            dead_from_json(letter, uris[letter["file"]]) for _, letter in dead.letters(storage, [(record.key, 0)])
-        ]
-        both = sorted((*earlier, *letters), key=lambda d: (d.file, d.position))
-        dead.put(storage, record.key, both, plan.files, revision=changed.revision)
+    letters.sort(key=lambda d: (d.file, d.position))
+    dead.put(storage, record.key, letters, plan.files, revision=changed.revision)
+    sync_drop.keep_hashes(record, changed, rows, storage, sink)
     ledger.append(sink.drop_rows(record, changed, rows.tolist()))
 
 
@@ -213,7 +248,7 @@ def check_books(plan: Plan, contents: Contents, sink: Sink) -> None:
 
 def _check_read(plan: Plan, contents: Contents) -> None:
     """Where the plan knows how many rows there are, as many must have been read."""
-    if plan.spec["limit"] is not None or plan.spec["sample"] is not None:
+    if plan.spec["limit"] is not None or plan.spec["sample"] is not None or plan.changes is not None:
         return
     planned: Mapping[str, int] = planned_rows(plan)
     books = books_by_file(plan, contents)

@@ -1,7 +1,7 @@
 """An execution that needs no encoder: windows come ready, and are committed as all others are.
 
-Enters: a plan, its sink, and where the windows come from. Leaves: the generation finished. Reading goes on in a thread of
-its own while the sink writes.
+Enters: a plan, its sink, and where the windows come from. Leaves: the generation finished. Reading goes on in a thread
+of its own while the sink writes.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ class Loading(Execution):
 
     def commit_all(self, plan: Plan, outputs: Iterator[WindowOutput], *, check_source: bool = True) -> None:
         """Commit these windows, in order. :raises EmbedctlError: the first failure; what was committed stays."""
+
+        def unchanged(files: Sequence[int]) -> None:
+            for index in files if check_source else ():
+                check_unchanged(plan.files[index])
+
         committer = Committer(
             plan=plan,
             storage=self.storage,
@@ -45,7 +50,7 @@ class Loading(Execution):
             ledger=self.ledger,
             rules=VectorRules(store=_as_they_are, pool=None),
             check_dead=lambda dead: refuse_dead(dead, self.tally.rows.dead, self.spec, plan, self.storage.uri),
-            check_source=lambda files: [check_unchanged(plan.files[f]) for f in files if check_source] and None,
+            check_source=unchanged,
             check_lease=self.lease.check,
         )
         channel: Channel[WindowOutput] = Channel(self.halt, CHANNEL_BYTES)

@@ -16,7 +16,7 @@ import numpy as np
 from embedctl import registry
 from embedctl.errors import UsageError
 from embedctl.heads.precision import calibrate
-from embedctl.job import wiring
+from embedctl.job import scoring, wiring
 from embedctl.models.folder import ModelFolder
 from embedctl.models.load import find_model
 from embedctl.outputs import SINGLE, OutputSpec, dense
@@ -24,7 +24,7 @@ from embedctl.plan import Pass, Plan, job_of, recipe_of
 from embedctl.records import Segment, Slice, SourceFile
 from embedctl.sources.files import STDIN, snapshot
 from embedctl.sources.roles import is_number_id
-from embedctl.sources.schema import column_names, read_schemas, resolve_schema
+from embedctl.sources.schema import RESERVED_NAMES, column_names, read_schemas, resolve_schema
 from embedctl.sources.slices import cut_slices, size_segments
 from embedctl.sources.where import columns_of
 from embedctl.spec import JobSpec
@@ -34,6 +34,7 @@ PROBES = 32
 PROBE_ROWS = 64
 CPU_BATCH_TOKENS = 4096
 CUDA_BATCH_TOKENS = 65536
+FIRST_WINDOW_ROWS = 1024
 
 
 NO_ROWS = (Slice(index=0, segments=()),)
@@ -57,6 +58,7 @@ def open_models(spec: JobSpec) -> tuple[ModelFolder, ...]:
             offline=spec.offline,
             allow_pickle=spec.allow_pickle,
             trust_remote_code=spec.trust_remote_code,
+            scorer=spec.task != "embed",
         )
         for _, asked in spec.models
     )
@@ -70,17 +72,20 @@ def draft(spec: JobSpec, files: Sequence[SourceFile]) -> Draft:
     schema = resolve_schema(
         files,
         formats,
-        text_columns=columns or None,
+        text_columns=() if spec.candidates_column else columns or None,
         template=spec.text_template is not None,
         id_column=spec.id_column,
         keep=spec.keep,
         where_columns=sorted(columns_of(spec.where, column_names(schemas))) if spec.where else (),
         schemas=schemas,
+        queries=scoring.query_columns(spec),
+        candidates=spec.candidates_column,
     )
     folders = open_models(spec)
     id_field = schema.schema.field(schema.id_column) if schema.id_column else None
     id_type = "int64" if id_field is not None and is_number_id(id_field) else "string"
     passes = passes_of(spec, folders, id_type)
+    _check_names(passes, schema.keep)
     recipe = recipe_of(spec, schema.text_columns, passes)
     seen = snapshot(files)
     sized = [s for f in files for s in size_segments(f, formats[f.format].segments(f, spec.slice_bytes))]
@@ -100,6 +105,8 @@ def draft(spec: JobSpec, files: Sequence[SourceFile]) -> Draft:
         slices=tuple(cut_slices(sized, spec.slice_bytes, limit_rows=spec.limit)) or NO_ROWS,
         libraries=libraries(),
     )
+    if spec.task != "embed":
+        scoring.check_names(plan)
     return Draft(plan=plan, folders=folders)
 
 
@@ -116,6 +123,8 @@ def passes_of(spec: JobSpec, folders: Sequence[ModelFolder], id_type: str) -> tu
 
 def _outputs(spec: JobSpec, name: str | None, folder: ModelFolder) -> tuple[OutputSpec, ...]:
     """The outputs asked for; else, of a named model, the kind of that name; else what the model is made for."""
+    if spec.task != "embed":
+        return scoring.outputs_of(spec, name, folder)
     wanted = spec.output or ((name,) if name in folder.kinds else folder.kinds[:1])
     for kind in wanted:
         if kind not in folder.kinds:
@@ -134,6 +143,15 @@ def _outputs(spec: JobSpec, name: str | None, folder: ModelFolder) -> tuple[Outp
         for kind in folder.kinds
         if kind in wanted
     )
+
+
+def _check_names(passes: Sequence[Pass], keep: Sequence[str]) -> None:
+    """:raises UsageError: an output has the name of another column."""
+    taken = {*keep, *RESERVED_NAMES} - {SINGLE}
+    for name in (output.name for one in passes for output in one.outputs):
+        if name in taken:
+            why = "a kept column" if name in keep else "a column the output uses itself"
+            raise UsageError(f"--model: {name!r} is {why}; an output cannot have its name", hint=f"--model {name}_=...")
 
 
 def _check_outputs(spec: JobSpec, passes: Sequence[Pass]) -> None:
@@ -180,13 +198,16 @@ def _resolve(spec: JobSpec, folder: ModelFolder) -> dict[str, Any]:
         "compile": spec.compile,
         "prompt": prompt,
         "max_length": folder.max_length(spec),
-        "dim": folder.dim(spec),
+        "dim": folder.dim(spec) if folder.scorer is None else 0,
         "window_rows": spec.window_rows,
+        "first_window_rows": FIRST_WINDOW_ROWS,
         "window_bytes": spec.window_bytes,
         "slice_bytes": spec.slice_bytes,
         "machine": platform.machine(),
     }
-    tokenizer = wiring.open_tokenizer(folder, resolved, {"trust_remote_code": spec.trust_remote_code})
+    if folder.scorer is not None:
+        resolved |= scoring.resolved_of(spec, folder)
+    tokenizer = wiring.open_tokenizer(folder, resolved, spec.of_kind("recipe"))
     resolved["num_prompt_tokens"] = tokenizer.num_prompt_tokens
     return resolved
 
@@ -203,6 +224,7 @@ def _card(folder: ModelFolder, resolved: Mapping[str, Any]) -> dict[str, Any]:
         "prompts": dict(folder.prompts),
         "similarity": folder.similarity,
         "normalised": folder.normalize,
+        **({} if folder.scorer is None else scoring.card_of(folder, resolved)),
     }
 
 

@@ -91,6 +91,9 @@ def _again(last: Plan, spec: JobSpec, found: Destination, ledger: Ledger) -> _Ag
     """
     embed = f"embedctl embed {' '.join(last.inputs)} --to {found.uri}"
     finished = ending.is_finalised(last, ledger.contents)
+    if not finished and last.is_sync:
+        sync = f"embedctl sync {' '.join(last.inputs)} --to {found.uri}"
+        raise PlanMismatch(f"{found.uri}: a sync was begun and not finished; a retry comes after it", hint=sync)
     if not finished and last.generation == 1:
         raise PlanMismatch(f"{found.uri}: the job is not finished; a retry comes after it", hint=embed)
     standing = ending.current_dead(_before(ledger, last, finished))
@@ -114,6 +117,7 @@ def _before(ledger: Ledger, plan: Plan, finished: bool) -> Any:
     if finished:
         return ledger.contents
     contents = type(ledger.contents)()
+    contents.events = ledger.contents.events
     contents.windows = {k: r for k, r in ledger.contents.windows.items() if k.generation < plan.generation}
     return contents
 

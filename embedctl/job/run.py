@@ -116,8 +116,11 @@ def _find_or_make(
     first = plans.load(storage, 1) or plan
     plans.check(first, spec, storage.uri)
     if plan.generation > 1 and not ending.is_finalised(plan, Ledger(storage).contents):
+        what = "sync" if plan.is_sync else "retry"
+        command = f"sync {' '.join(plan.inputs)} --to" if plan.is_sync else "retry"
         raise PlanMismatch(
-            f"{storage.uri}: a retry was begun and not finished", hint=f"finish it with: embedctl retry {storage.uri}"
+            f"{storage.uri}: a {what} was begun and not finished",
+            hint=f"finish it with: embedctl {command} {storage.uri}",
         )
     check_snapshot(plan, files, storage)
     return plan.moved_to(files), None
@@ -129,12 +132,12 @@ def _publish(made: planning.Draft, spec: JobSpec, storage: LocalStorage) -> Plan
     if spec.vector_type in ("int8", "uint8") and not plan.is_stream:
         plan = replace(plan, int8_ranges=planning.int8_ranges(plan, made.folders))
     storage.drop_scratch(lambda: locks.live_owners(storage))
-    _remember(plan, storage)
+    remember_job(plan, storage)
     plans.publish(storage, plan)
     return plan
 
 
-def _remember(plan: Plan, storage: LocalStorage) -> None:
+def remember_job(plan: Plan, storage: LocalStorage) -> None:
     """Put the job's name into the ledger. :raises PlanMismatch: the ledger is another job's, whose plan is gone."""
     ledger = Ledger(storage)
     others = [e["job"] for e in ledger.contents.events if e["kind"] == "job" and e["job"] != plan.job]

@@ -27,12 +27,15 @@ class Tally:
     resumed: Rows = field(default_factory=Rows)
     tokens: int = 0
     _in_hand: int = 0
+    _first: int = 1
     _told_at: float = 0.0
     _bytes_read: int = 0
     _bytes_total: int | None = None
     _rows_total: int | None = None
 
     def __post_init__(self) -> None:
+        if self.plan.changes is not None:
+            return
         if all(f.format in ("jsonl", "text") and not f.compression and f.size_bytes for f in self.plan.files):
             self._bytes_total = sum(f.size_bytes for f in self.plan.files)
         self._rows_total = _count_rows(self.plan)
@@ -40,10 +43,11 @@ class Tally:
     def begin(self, contents: Contents) -> None:
         """Start from what the ledger holds."""
         self.rows = self.resumed = ending.totals(contents)
+        self._first = ending.first_generation(contents)
         self._bytes_read = sum(map(self._bytes_of, contents.windows.values()))
 
     def committed(self, record: WindowRecord) -> None:
-        self.rows += ending.rows_of(record)
+        self.rows += ending.rows_of(record, self._first)
         self._bytes_read += self._bytes_of(record)
         self._in_hand = max(0, self._in_hand - sum(b.read for b in record.books))
         self.listener.progress(self._progress())
@@ -71,6 +75,8 @@ class Tally:
 
     def _bytes_of(self, record: WindowRecord) -> int:
         """Bytes of line files between the window's ends; meaningless, and unused, for other formats."""
+        if self._bytes_total is None:
+            return 0
         segments = self.plan.slices[record.key.slice].segments
         begin, end = record.begin, record.end
         if begin.segment == end.segment:

@@ -1,7 +1,7 @@
 """Vectors that are in tables already: which columns they are, and the windows of such a corpus.
 
 Enters: Parquet or Arrow files of any origin. Leaves: a plan without a text, and windows whose outputs were read, not
-computed. Refused: a column that holds no vectors, files that disagree, chunks of documents, whose ids stand in many rows.
+computed. Refused: a column that holds no vectors, files that disagree, chunks of documents: one id in many rows.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from embedctl import registry
 from embedctl.errors import UsageError
 from embedctl.job import planning, wiring
 from embedctl.outputs import SINGLE, OutputSpec, Values, take
-from embedctl.plan import Pass, Plan, job_of
+from embedctl.plan import LOADED, Pass, Plan, job_of
 from embedctl.records import Slice, SourceFile, Window, WindowOutput, WindowRecord
 from embedctl.sinks.columns import kind_of, values_of
+from embedctl.sources.drift import FileSchema
 from embedctl.sources.files import snapshot
 from embedctl.sources.roles import is_number_id
-from embedctl.sources.schema import RESERVED_NAMES, FileSchema, column_names, read_schemas, resolve_schema
+from embedctl.sources.schema import RESERVED_NAMES, column_names, read_schemas, resolve_schema
 from embedctl.sources.slices import cut_slices, sample_mask, size_segments
 from embedctl.sources.where import Where, columns_of
 from embedctl.spec import JobSpec
@@ -36,11 +37,10 @@ from embedctl.stages.windows import RowRules, WindowReader
 if TYPE_CHECKING:
     AnyField = pa.Field[Any]
     AnyArray = pa.Array[Any]
+    AnyColumn = pa.ChunkedArray[Any]
 else:  # the classes take no parameters at run time
-    AnyField, AnyArray = pa.Field, pa.Array
+    AnyField, AnyArray, AnyColumn = pa.Field, pa.Array, pa.ChunkedArray
 
-LOADED = "loaded"
-"""Key of `Plan.resolved`: output -> column, of a plan whose vectors were read."""
 MAX_SPARSE_DIM = 1_000_000_000
 WINDOW_TARGET_BYTES = 64 << 20
 _CARD_KEYS = (b"embedctl.model", b"embedctl.export")
@@ -54,7 +54,7 @@ def draft(spec: JobSpec, files: Sequence[SourceFile]) -> Plan:
     schemas = read_schemas(files, formats)
     names = column_names(schemas)
     columns = _vector_columns(spec, schemas, names)
-    own = {c for c in columns.values()}
+    own = set(columns.values())
     kept = spec.keep or tuple(n for n in names if n not in own and _is_payload(n, spec.id_column))
     where = sorted(columns_of(spec.where, names)) if spec.where else ()
     schema = resolve_schema(
@@ -125,7 +125,7 @@ class Reading:
         outputs: dict[str, Values] = {}
         reasons: dict[int, str] = {}
         for spec in plan.outputs:
-            column = window.kept.column(plan.resolved[LOADED][spec.name]).combine_chunks()
+            column = window.kept.column(plan.resolved[LOADED][spec.name])
             outputs[spec.name], bad = values_of(_one(column), spec)
             reasons = {**{i: _told(why, spec, plan) for i, why in bad.items()}, **reasons}
         died = dead_rows(window, reasons)
@@ -149,8 +149,8 @@ def _told(why: str, spec: OutputSpec, plan: Plan) -> str:
     return why if len(plan.outputs) == 1 else f"{spec.name}: {why}"
 
 
-def _one(column: AnyArray | pa.ChunkedArray[Any]) -> AnyArray:
-    return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+def _one(column: AnyColumn) -> AnyArray:
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
 
 
 def _vector_columns(spec: JobSpec, schemas: Sequence[FileSchema], names: Sequence[str]) -> dict[str, str]:
@@ -257,7 +257,9 @@ def _card(files: Sequence[SourceFile]) -> dict[str, Any]:
         metadata = (pq.read_schema(file.path).metadata or {}) if file.format == "parquet" else {}
         texts = [metadata[key] for key in _CARD_KEYS if key in metadata]
         card = json.loads(texts[0]) if texts else {}
-        found.append({**card.pop("model", {}), **card} if "source" in card else card)
+        if "source" in card:  # an export's, which tells the model beside other things
+            card = {**card.get("model", {}), **({"recipe": card["recipe"]} if "recipe" in card else {})}
+        found.append(card)
         if found[-1] != found[0]:
             return {}
     return found[0] if found else {}
@@ -271,8 +273,7 @@ def _passes(
     outputs = tuple(_output_spec(spec, name, field, dims[name], similarity) for name, field in fields.items())
     model = {
         "name": "loaded vectors", "architecture": "none", "fingerprint": "", "max_length": None, "prompt": "",
-        "prompts": {}, "normalised": False, **{k: v for k, v in card.items() if k not in ("version", "outputs", "source")},
-        "similarity": similarity, "dim": outputs[0].dim,
+        "prompts": {}, "normalised": False, **card, "similarity": similarity, "dim": outputs[0].dim,
     }  # fmt: skip
     return (Pass(asked=spec.models[0][1] if spec.model else "", model=model, resolved=own, outputs=outputs),)
 

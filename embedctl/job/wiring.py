@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 
-from embedctl import registry
+from embedctl import pairs, registry
 from embedctl.encoders.base import Encoder
 from embedctl.heads.precision import overflows, quantize
+from embedctl.job import scoring
 from embedctl.models.folder import ModelFolder
 from embedctl.outputs import Multivector, OutputKind, Sparse, Values
 from embedctl.plan import Plan
@@ -44,21 +46,35 @@ def blocks_of(plan: Plan) -> Blocks:
 
 def row_rules(plan: Plan) -> RowRules:
     where, fraction = plan.spec["where"], plan.spec["sample"]
-    rule = text_rule(None if plan.spec["text_template"] else plan.text_columns[0], plan.spec["text_template"])
     sample: Callable[[str, np.ndarray], np.ndarray] | None = None
     if fraction is not None:
         sample = lambda uri, positions: sample_mask(uri, positions, fraction)  # noqa: E731
+    render, problem = _texts_of(plan)
     return RowRules(
         where=Where(where, plan.schema).mask if where else None,
         sample=sample,
-        render=rule.render,
-        problem=row_problem,
+        render=render,
+        problem=problem,
         on_duplicate=plan.spec["on_duplicate"],
     )
 
 
+def _texts_of(
+    plan: Plan,
+) -> tuple[Callable[[pa.RecordBatch], list[str | None]], Callable[[str | None], str | None]]:
+    """(rows to texts, why a text is dead)."""
+    if scoring.of_pairs(plan.spec):
+        pair = scoring.pair_rule(plan)
+        return pair.render, pair.problem
+    rule = text_rule(None if plan.spec["text_template"] else plan.text_columns[0], plan.spec["text_template"])
+    return rule.render, row_problem
+
+
 def open_tokenizer(folder: ModelFolder, resolved: Mapping[str, Any], spec: Mapping[str, Any]) -> Tokenizer:
     """The model's own tokenizer, cut to the planned length, the planned prompt before every text."""
+    if scoring.of_pairs(spec):
+        set_threads(resolved["threads"])
+        return scoring.open_pair_tokenizer(folder, resolved, spec)
     if folder.kind == "fake":
         from embedctl.tokens.fake import FakeTokenizer
 
@@ -72,6 +88,7 @@ def open_tokenizer(folder: ModelFolder, resolved: Mapping[str, Any], spec: Mappi
         lowercase=folder.lowercase,
         trust_remote_code=spec["trust_remote_code"],
         add_special_tokens=folder.add_special_tokens,
+        marker=folder.marker,
     )
 
 
@@ -80,8 +97,9 @@ def open_tokenizers(folders: Sequence[ModelFolder], plan: Plan) -> list[Tokenize
     known: dict[tuple[Any, ...], Tokenizer] = {}
     tokenizers = []
     for folder, one in zip(folders, plan.passes, strict=True):
-        settings = (one.resolved["max_length"], one.resolved["prompt"], folder.lowercase, folder.add_special_tokens)
-        key = (folder.tokenizer_fingerprint(), *settings)
+        chat = folder.scorer and repr(folder.scorer.chat)
+        settings = (one.resolved["max_length"], one.resolved["prompt"], folder.lowercase, folder.add_special_tokens, chat)
+        key = (folder.tokenizer_fingerprint(), *settings, folder.marker)
         if key not in known:
             known[key] = open_tokenizer(folder, one.resolved, plan.spec)
         tokenizers.append(known[key])
@@ -95,6 +113,8 @@ def open_planned_encoder(
     kinds: Sequence[OutputKind] = ("dense",),
 ) -> Encoder:
     """The encoder of these outputs, opened with what was resolved. Only this imports torch, and not for the fake."""
+    if folder.scorer is not None:
+        return scoring.open_scoring_encoder(folder, plan_spec, resolved)
     if folder.kind == "fake":
         fake: Encoder = registry.get("encoders", "fake")(folder.name, dim=resolved["dim"])
         return fake
@@ -112,6 +132,9 @@ def open_planned_encoder(
         compile=resolved["compile"],
         trust_remote_code=plan_spec["trust_remote_code"],
         outputs=tuple(kinds),
+        sparse_top_k=plan_spec.get("sparse_top_k"),
+        sparse_threshold=plan_spec.get("sparse_threshold"),
+        pool_factor=plan_spec.get("pool_factor"),
     )
 
 
@@ -127,14 +150,22 @@ def text_rules(plan: Plan, feeds: Sequence[tuple[Tokenizer, bool]]) -> TextRules
     rule = plan.spec["chunk"]
     kind, _, size = (rule or "").partition(":")
     overlong = plan.spec["on_overlong"]
-    longest = plan.resolved["max_length"]
+    longest, paired = plan.resolved["max_length"], scoring.of_pairs(plan.spec)
     return TextRules(
         unique=unique_texts,
         feeds=[feed_rules(own, padded) for own, padded in feeds],
-        chunk=_spans(cast(Kind, kind), int(size), plan.spec["overlap"], tokenizer) if rule else None,
+        chunk=pairs.passages if paired
+        else _spans(cast(Kind, kind), int(size), plan.spec["overlap"], tokenizer)
+        if rule
+        else None,
         on_overlong=overlong,
         overlong=_spans("tokens", longest, 0, tokenizer) if overlong == "chunk" else None,
+        piece=pairs.pair_at if paired else _stretch,
     )
+
+
+def _stretch(text: str, begin: int, end: int) -> str:
+    return text[begin:end]
 
 
 def _spans(kind: Kind, size: int, overlap: int, tokenizer: Tokenizer) -> Spans:
@@ -169,7 +200,7 @@ def vector_rules(plan: Plan, ranges: Callable[[str, np.ndarray], np.ndarray | No
     if plan.spec["chunk_pool"]:
         normalise = bool(plan.model["normalised"])
         pool = lambda vectors, document, weights: pool_chunks(vectors, document, weights, normalise)  # noqa: E731
-    return VectorRules(store=store, pool=pool)
+    return VectorRules(store=store, pool=pool, candidates=scoring.ranking(plan))
 
 
 def _stored_multivector(values: Multivector, kind: str) -> tuple[Multivector, dict[int, str]]:

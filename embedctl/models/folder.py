@@ -62,6 +62,7 @@ class ModelFolder:
     late: Late | None = None
     marker: str = ""
     query_side: ModelFolder | None = None
+    for_queries: bool = False
     labels: tuple[str, ...] = ()
     scorer: Scorer | None = None
 
@@ -171,8 +172,8 @@ class ModelFolder:
         return wanted
 
     def as_query(self) -> ModelFolder:
-        """The model as it reads queries: its query prompt, length, route and expansion."""
-        return self if self.query_side is None else replace(self.query_side, query_side=None)
+        """The model as it reads queries: with the query side's prompt, length, way and expansion, nothing merged."""
+        return replace(self.query_side or self, query_side=None, for_queries=True)
 
     def tokenizer_fingerprint(self) -> str:
         """The same for models whose tokenizers have the same files."""

@@ -16,6 +16,7 @@ from embedctl.models.fake import fake_options
 from embedctl.models.files import read_json, read_object
 from embedctl.models.fingerprint import file_sha256
 from embedctl.models.folder import ModelFolder
+from embedctl.models.score_format import fake_scorer, read_scorer
 from embedctl.models.st_format import read_folder
 
 _HUB_FILES = (
@@ -31,20 +32,25 @@ def find_model(
     offline: bool = False,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
+    scorer: bool = False,
 ) -> ModelFolder:
-    """The model of that name, its settings read and its weights proven whole, nothing heavy loaded.
+    """The model of that name, its settings read and its weights proven whole, nothing heavy loaded. `scorer`: it is to
+    rerank or classify, not to embed.
 
     :raises ModelError: not found, incomplete, or something in it is not understood.
     """
     if name == "fake" or name.startswith("fake:"):
         options = fake_options(name)
+        if scorer:
+            return fake_scorer(name)
         return ModelFolder(
             name=name, kind="fake", architecture="fake", model_type="fake",
             hidden_dim=options.dim, max_seq_length=options.max_length,
         )  # fmt: skip
     root, where = _locate(name, revision, offline=offline or _hub_offline(), allow_pickle=allow_pickle)
+    read = read_scorer if scorer else read_folder
     try:
-        return read_folder(root, where, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+        return read(root, where, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, OSError) as exc:
         # A setting of another type than its makers write: rare, many, and all of one kind to a user.
         raise ModelError(f"{root}: a setting in it is not understood ({type(exc).__name__}: {exc})") from exc

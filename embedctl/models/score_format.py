@@ -13,6 +13,7 @@ from typing import Any
 
 from embedctl.errors import ModelError
 from embedctl.models import files
+from embedctl.models.fake import fake_options
 from embedctl.models.folder import ModelFolder
 from embedctl.models.modules import Dense, Module, Pooling
 from embedctl.models.scorer import Chat, Scorer
@@ -66,6 +67,16 @@ def read_scorer(root: Path, name: str, *, allow_pickle: bool = False, trust_remo
     scorer = replace(scorer, activation=_known_activation(activation, root), problem=_problem(config), chat=chat)
     labels = _labels(config, root) if scorer.head == "classifier" else _numbered(outputs)
     return replace(folder, modules=modules, scorer=scorer, labels=labels)
+
+
+def fake_scorer(name: str) -> ModelFolder:
+    """A fake reranker of one label, or a classifier of as many as `dim` says."""
+    options = fake_options(name)
+    labels = _numbered(options.dim if "dim=" in name else 1)
+    return ModelFolder(
+        name=name, kind="fake", architecture="fake", model_type="fake", hidden_dim=options.dim,
+        max_seq_length=options.max_length, gives=("score",), labels=labels, scorer=Scorer(head="classifier"),
+    )  # fmt: skip
 
 
 def _plain(start: ModelFolder, root: Path) -> ModelFolder:

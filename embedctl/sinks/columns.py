@@ -1,8 +1,8 @@
 """Arrow columns as outputs, bad rows told apart.
 
-Enters: a column of FixedSizeList or List (dense), Struct<indices, values> (sparse), List of lists (multivector). Leaves:
-values in their stored type, and why a row is bad: null, of another size, not finite, zero, or too large for the type.
-Python numbers are never made.
+Enters: a column of FixedSizeList or List (dense), Struct<indices, values> (sparse), List of lists (multivector).
+Leaves: values in their stored type, and why a row is bad: null, of another size, not finite, zero, or too large for the
+type. Python numbers are never made.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_INDEX = (1 << 32) - 1
 Reasons = dict[int, str]
 
 
-def kind_of(kind: pa.DataType) -> OutputKind | None:
+def kind_of(kind: Any) -> OutputKind | None:
     """What a column of this type holds; None: no vectors."""
     if pa.types.is_struct(kind):
         found = {f.name: f.type for f in kind}
@@ -55,13 +55,16 @@ def values_of(column: AnyArray, spec: OutputSpec) -> tuple[Values, Reasons]:
         return _sparse(column, spec)
     if spec.kind == "multivector":
         return _multivector(column, spec)
+    if spec.kind == "score":
+        flat = column if pa.types.is_floating(column.type) else _flat(column, np.ones(len(column), dtype=bool))
+        return _numpy(flat).astype(np.float32).reshape(-1, spec.dim), {}
     return _dense(column, spec)
 
 
 def _dense(column: AnyArray, spec: OutputSpec) -> tuple[np.ndarray, Reasons]:
     width = width_of(spec)
     lengths = _lengths(column)
-    bad: Reasons = {i: "the vector is null" for i in np.flatnonzero(lengths < 0).tolist()}
+    bad: Reasons = dict.fromkeys(np.flatnonzero(lengths < 0).tolist(), "the vector is null")
     bad |= {
         i: f"the vector has {lengths[i]} numbers, not {width}"
         for i in np.flatnonzero((lengths >= 0) & (lengths != width)).tolist()
@@ -105,7 +108,7 @@ def _stored(numbers: np.ndarray, spec: OutputSpec) -> tuple[np.ndarray, Reasons]
 def _sparse(column: AnyArray, spec: OutputSpec) -> tuple[Sparse, Reasons]:
     pair = [pc.struct_field(column, name) for name in ("indices", "values")]
     lengths = _lengths(pair[0])
-    bad: Reasons = {i: "the vector is null" for i in np.flatnonzero((lengths < 0) | (_lengths(pair[1]) < 0)).tolist()}
+    bad: Reasons = dict.fromkeys(np.flatnonzero((lengths < 0) | (_lengths(pair[1]) < 0)).tolist(), "the vector is null")
     for i in np.flatnonzero(lengths != _lengths(pair[1])).tolist():
         bad.setdefault(i, f"the vector has {lengths[i]} indices for {_lengths(pair[1])[i]} values")
     good = np.ones(len(column), dtype=bool)
@@ -114,7 +117,7 @@ def _sparse(column: AnyArray, spec: OutputSpec) -> tuple[Sparse, Reasons]:
     flat = [_flat(one, good) for one in pair]
     for hole in np.unique(row[np.concatenate([_nulls(one) for one in flat])]).tolist():
         bad[hole] = "the vector has a null in it"
-    indices, values = (_numpy(pc.fill_null(one, 0)) for one in flat)
+    indices, values = (_numpy(_filled(one, 0)) for one in flat)
     with np.errstate(over="ignore", invalid="ignore"):
         stored = values.astype(np.float32)
     outside = (indices < 0) | (indices > min(_MAX_INDEX, spec.dim - 1)) | (indices != np.floor(indices))
@@ -138,7 +141,7 @@ def _sparse(column: AnyArray, spec: OutputSpec) -> tuple[Sparse, Reasons]:
 
 def _multivector(column: AnyArray, spec: OutputSpec) -> tuple[Multivector, Reasons]:
     lengths = _lengths(column)
-    bad: Reasons = {i: "the vector is null" for i in np.flatnonzero(lengths < 0).tolist()}
+    bad: Reasons = dict.fromkeys(np.flatnonzero(lengths < 0).tolist(), "the vector is null")
     good = lengths >= 0
     row = np.repeat(np.flatnonzero(good), lengths[good])
     inner = _flat(column, good)
@@ -151,7 +154,7 @@ def _multivector(column: AnyArray, spec: OutputSpec) -> tuple[Multivector, Reaso
     row = row[fits]
     if flat.null_count:
         bad |= dict.fromkeys(row[np.unique(_nulls(flat) // spec.dim)].tolist(), "the vector has a null in it")
-        flat = pc.fill_null(flat, 0)
+        flat = _filled(flat, 0)
     numbers = _numpy(flat).reshape(-1, spec.dim)
     stored, reasons = _stored(numbers, spec)
     for i, reason in reasons.items():
@@ -171,8 +174,7 @@ def _with_zeros(values: Sparse | Multivector, bad: Reasons) -> Reasons:
 
 def _lengths(column: AnyArray) -> np.ndarray:
     """int64 (n,): entries of each list, -1 for null."""
-    found: np.ndarray = pc.fill_null(pc.list_value_length(column), -1).to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
+    return _numpy(_filled(pc.list_value_length(column), -1)).astype(np.int64)
 
 
 def _flat(column: AnyArray, rows: np.ndarray) -> AnyArray:
@@ -180,6 +182,11 @@ def _flat(column: AnyArray, rows: np.ndarray) -> AnyArray:
     chosen = column if rows.all() and not column.null_count else column.filter(pa.array(rows))
     flat: AnyArray = pc.list_flatten(chosen)
     return flat
+
+
+def _filled(array: AnyArray, value: int) -> AnyArray:
+    filled: AnyArray = pc.fill_null(array, value)  # type: ignore[arg-type]
+    return filled
 
 
 def _nulls(flat: AnyArray) -> np.ndarray:

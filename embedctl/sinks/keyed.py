@@ -75,25 +75,19 @@ class KeyedSink:
         check_values(output, self.plan)
         rows, row = stores.rows_of(output)
         before = stores.load_rows(self._storage, key, 0)
-        uncovered = [] if before is None or before == rows else self._remove_stale(key, before, rows)
+        if before is not None and before != rows:
+            self._remove_stale(key, before, rows)
         stores.save_rows(self._storage, key, 0, rows)
-        if uncovered:
-            raise SinkError(
-                f"{self._engine.name}: rows of {len(uncovered)} later windows stood behind ids that window {key.stem} "
-                "no longer has",
-                hint="run the same command again: it writes those windows anew",
-            )
         failpoints.hit("before-part")
         if len(output.ids):
             self._engine.begin()
             self._engine.upsert(self._batches(output, row), _gate(self.plan, key))
             self._engine.flush()
-        stores.unmark_lost(self._storage, key)
         failpoints.hit("after-part")
         return output.record
 
     def reconcile(self, records: Sequence[WindowRecord]) -> Reconciled:
-        """A store cannot tell windows: what the ledger lacks is written again over itself.
+        """What the ledger lacks is written again over itself; a window is lost where one of its rows has no record.
 
         :raises SinkError: records of no job or another are among ours, or all of ours are gone.
         """
@@ -103,9 +97,11 @@ class KeyedSink:
                 f"{self._engine.name}: {others} records there are not this job's",
                 hint="choose another destination with --to, or take them out",
             )
-        if sum(r.units for r in records) and not self._engine.count(self.plan.job):
+        expected, held = sum(r.units for r in records), self._engine.count(self.plan.job)
+        if expected and not held:
             raise self._gone("empty")
-        return Reconciled(adopted=(), lost=tuple(r for r in records if stores.is_lost(self._storage, r.key)))
+        lost = self._lost(records) if held < expected else ()  # an id that stands twice also makes it less
+        return Reconciled(adopted=(), lost=tuple(lost))
 
     def rows(self, record: WindowRecord) -> tuple[Sequence[str], Sequence[int]]:
         known = stores.rows_known(self._storage, record)
@@ -153,6 +149,9 @@ class KeyedSink:
                 first, width = first + width, CHUNKS_AT_ONCE
         self._engine.flush()
         return gone
+
+    def total(self) -> int:
+        return self._engine.count(None)
 
     def _chunks(self, ids: Sequence[str], numbers: range) -> tuple[list[str], list[PointId]]:
         """Ids that may have chunks past `numbers`, and the keys of those within that are there."""
@@ -203,27 +202,32 @@ class KeyedSink:
             )
             sent += end - begin
 
-    def _remove_stale(self, key: WindowKey, before: WindowRows, now: WindowRows) -> list[WindowKey]:
-        """An unfinished try wrote rows, or chunks of rows, that this one does not.
-
-        Returns later windows whose rows of these ids it had overwritten: they are marked as lost.
-        """
+    def _remove_stale(self, key: WindowKey, before: WindowRows, now: WindowRows) -> None:
+        """An unfinished try wrote rows, or chunks of rows, that this one does not. Rows of later windows that these had
+        overwritten come back with the next run: `reconcile` finds them lost."""
         units = dict(zip(now.ids, now.units, strict=True))
-        stale = [r for r, id in enumerate(before.ids) if units.get(id, 0) < before.units[r]]
-        gone = [before.ids[r] for r in stale if before.ids[r] not in units]
-        uncovered = stores.windows_after(self._storage, key, gone) if gone else []
-        for later in uncovered:
-            stores.mark_lost(self._storage, later)
-        self._delete(key, before, stale)
-        return uncovered
+        self._delete(key, before, [r for r, id in enumerate(before.ids) if units.get(id, 0) < before.units[r]])
+
+    def _lost(self, records: Sequence[WindowRecord]) -> Iterator[WindowRecord]:
+        """Windows of which a key has no record, of whatever row."""
+        for record in records:
+            first = stores.position_number(record.key, 0)
+            if self._engine.count(self.plan.job, (first, first + (1 << stores.ROW_BITS))) < record.units:
+                known = stores.rows_known(self._storage, record)
+                keys = list(dict.fromkeys(self._keys(known, range(len(known.ids)))))
+                if any(len(self._engine.present(some)) < len(some) for some in _parts(keys)):
+                    yield record
+
+    def _keys(self, known: WindowRows, rows: Sequence[int]) -> list[PointId]:
+        """Keys of all records of these rows."""
+        chunked = self.plan.chunked
+        return [self._engine.key(known.ids[r], n if chunked else None) for r in rows for n in range(known.units[r])]
 
     def _delete(self, key: WindowKey, known: WindowRows, rows: Sequence[int]) -> None:
         for begin in range(0, len(rows), AT_ONCE):
             some = rows[begin : begin + AT_ONCE]
-            chunked = self.plan.chunked
-            keys = [self._engine.key(known.ids[r], n if chunked else None) for r in some for n in range(known.units[r])]
             positions = [stores.position_number(key, known.numbers[r]) for r in some]
-            for part in _parts(keys):
+            for part in _parts(self._keys(known, some)):
                 self._engine.delete(part, positions)
         if rows:
             self._engine.flush()

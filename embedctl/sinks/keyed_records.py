@@ -107,8 +107,8 @@ class Engine(Protocol):
         """What was applied is durable."""
         ...
 
-    def count(self, job: str | None) -> int:
-        """Records of the job, exactly; None: of all."""
+    def count(self, job: str | None, span: tuple[int, int] | None = None) -> int:
+        """Records of the job, exactly; None: of all. span: only of these `_pos`, the second no longer."""
         ...
 
     def count_others(self, job: str) -> int:
@@ -210,7 +210,9 @@ def fields_of(output: WindowOutput, plan: Plan, row: np.ndarray, chosen: np.ndar
         if values is not None
     ]  # fmt: skip
     made: list[dict[str, Json]] = []
-    for i, (unit, kept) in enumerate(zip(chosen.tolist(), payloads(output.kept.take(pa.array(chosen))), strict=True)):
+    columns = output.kept.num_columns  # without any a table does not know its rows
+    all_kept = payloads(output.kept.take(pa.array(chosen))) if columns else [{}] * len(chosen)
+    for i, (unit, kept) in enumerate(zip(chosen.tolist(), all_kept, strict=True)):
         id = output.ids[unit]
         fields: dict[str, Json] = {**kept, "id": int(id) if numbers else id}
         fields |= {name: values[i] for name, values in rest}

@@ -194,8 +194,10 @@ class MilvusEngine:
             self._call("flush")
             self._link.sync()
 
-    def count(self, job: str | None) -> int:
-        return self._count("" if job is None else f"{JOB} == {json.dumps(job)}")
+    def count(self, job: str | None, span: tuple[int, int] | None = None) -> int:
+        chosen = [] if job is None else [f"{JOB} == {json.dumps(job)}"]
+        chosen += [f"{POS} >= {span[0]} and {POS} < {span[1]}"] if span else []
+        return self._count(" and ".join(chosen))
 
     def count_others(self, job: str) -> int:
         return self._count(f"{JOB} != {json.dumps(job)}")

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedctl.errors import SinkError, UsageError
-from embedctl.outputs import OutputSpec, Values
+from embedctl.outputs import OutputSpec, Sparse, Values, all_zero
 from embedctl.plan import Plan
 from embedctl.sinks.keyed_records import HASH, JOB, POS, Records, bits, extras, sparse_rows, width_of
 from embedctl.spec import JobSpec
@@ -143,7 +143,8 @@ def _scalar(kind: pa.DataType) -> str:
 
 
 def milvus_rows(records: Records, fields: Sequence[Field], name: str) -> list[dict[str, Any]]:
-    """One dict a record. :raises SinkError: a text or JSON longer than Milvus takes; its row and column are named."""
+    """One dict a record. :raises SinkError: longer text than Milvus takes, an empty sparse vector; the row is named."""
+    _refuse_empty(records, name)
     rows: list[dict[str, Any]] = [{KEY: key} for key in records.keys]
     for field in fields:
         if field.name == KEY:
@@ -156,6 +157,14 @@ def milvus_rows(records: Records, fields: Sequence[Field], name: str) -> list[di
         for row, value in zip(rows, values, strict=True):
             row[field.name] = value
     return rows
+
+
+def _refuse_empty(records: Records, name: str) -> None:
+    for output, values in records.outputs.items():
+        empty = np.flatnonzero(all_zero(values)) if isinstance(values, Sparse) else []
+        if len(empty):
+            row = records.fields[int(empty[0])]["id"]
+            raise SinkError(f"{name}: row {row!r}: {output} has no entries, and Milvus takes no empty sparse vector")
 
 
 def _plain(field: Field, record: Mapping[str, Any], name: str) -> Any:

@@ -94,7 +94,7 @@ class LiteLink:
         client, self._client = self._client, None
         if client is not None:
             client.close()
-            self._server.stop(grace=None).wait()
+            self._server.stop(grace=1).wait()
             self._database.close()
 
     def _looks_right(self) -> bool:
@@ -146,8 +146,8 @@ def called(
 
 
 def quiet() -> None:
-    """Both log, with a traceback, every error that they raise as well."""
-    for noisy in ("pymilvus", "milvus_lite"):
+    """They log, with a traceback, what they raise as well, and what Milvus Lite has not and the client does without."""
+    for noisy in ("pymilvus", "milvus_lite", "grpc._server"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL + 1)
 
 

@@ -7,7 +7,7 @@ part's footer carries its window's record and dead letters, so the ledger can be
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from embedctl import failpoints
 from embedctl.codec import dead_to_json, record_from_json, record_to_json
 from embedctl.errors import BooksError, SinkError
-from embedctl.outputs import Multivector, Values
+from embedctl.outputs import Multivector, OutputSpec, Values
 from embedctl.plan import Plan
 from embedctl.records import WindowKey, WindowOutput, WindowRecord
 from embedctl.sinks.base import Reconciled, Stored
@@ -32,6 +32,7 @@ from embedctl.sinks.parts import (
     unpacked_positions,
     window_in,
 )
+from embedctl.sinks.scores import score_columns
 from embedctl.sinks.versions import publish_version
 from embedctl.storage import LocalStorage, sink_error
 
@@ -87,25 +88,26 @@ class ParquetSink:
         table = self._read(record, ["id", "chunk"] if self.plan.chunked else ["id"])
         first = np.diff(_document(table), prepend=-1) > 0
         ids: list[Any] = table.column("id").filter(pa.array(first)).cast(pa.string()).to_pylist()
-        return ids, unpacked_positions((table.schema.metadata or {}).get(_POSITIONS)).tolist()
+        return ids, footer_of(table.schema.metadata or {})[0].tolist()
 
     def drop_rows(self, record: WindowRecord, output: WindowRecord, rows: Sequence[int]) -> WindowRecord:
         table = self._read(record, None)
         metadata = table.schema.metadata or {}
         gone = np.asarray(rows, dtype=np.int64)
         kept = table.filter(pa.array(~np.isin(_document(table), gone)))
+        if not kept.num_rows and (output.key.slice, output.key.window) != (0, 0):
+            return replace(output, part=None, units=0)  # one empty part is enough to keep the schema
         output = replace(output, part=part_name(output.key, output.revision), units=kept.num_rows)
-        positions = np.delete(unpacked_positions(metadata.get(_POSITIONS)), gone)
-        packed = metadata.get(_HASHES)
-        hashes = None if packed is None else np.delete(unpacked_hashes(packed), gone, axis=0)
-        self._publish(output, kept, json.loads(metadata.get(_DEAD, b"[]")), positions, hashes)
+        positions, hashes = footer_of(metadata)
+        hashes = None if hashes is None else np.delete(hashes, gone, axis=0)
+        dead = json.loads(metadata.get(_DEAD, b"[]"))
+        self._publish(output, kept, dead, np.delete(positions, gone), hashes)
         return output
 
     def row_hashes(self, record: WindowRecord) -> np.ndarray | None:
         if record.part is None:
             return np.zeros((0, 2), dtype=np.uint64)
-        packed = (self._footer(record.part).metadata or {}).get(_HASHES)
-        return None if packed is None else unpacked_hashes(packed)
+        return footer_of(self._footer(record.part).metadata or {})[1]
 
     def stored(self, record: WindowRecord, rows: np.ndarray) -> Stored:
         own = [n for n in ("chunk", "char_start", "char_end", "token_count", "truncated") if n not in self.plan.keep]
@@ -202,6 +204,12 @@ class ParquetSink:
             raise BooksError(f"{path}: not a readable part ({exc})") from exc
 
 
+def footer_of(metadata: Mapping[bytes, bytes]) -> tuple[np.ndarray, np.ndarray | None]:
+    """What a footer tells of live rows: int64 positions, and uint64 (n, 2) hashes, None where it has none."""
+    packed = metadata.get(_HASHES)
+    return unpacked_positions(metadata.get(_POSITIONS)), None if packed is None else unpacked_hashes(packed)
+
+
 def _superseded(name: str, revisions: dict[WindowKey, int]) -> bool:
     """Whether a part is an earlier revision of a window that the ledger knows."""
     found = window_in(name)
@@ -241,6 +249,14 @@ def _document(table: pa.Table) -> np.ndarray:
     return np.cumsum(table.column("chunk").to_numpy() == 0) - 1
 
 
+def _output_columns(values: Values, spec: OutputSpec, plan: Plan) -> dict[str, pa.Array[Any]]:
+    if spec.kind != "score":
+        return {spec.name: output_array(values)}
+    assert isinstance(values, np.ndarray)
+    card = next(one.model for one in plan.passes if spec in one.outputs)
+    return score_columns(values, spec, multi_label=bool(card["multi_label"]), threshold=plan.spec["threshold"])
+
+
 def _id_array(ids: Sequence[str], plan: Plan) -> pa.Array[Any]:
     """Integer ids keep their type; all others are strings."""
     strings = pa.array(ids, pa.string())
@@ -258,7 +274,8 @@ def _table(output: WindowOutput, plan: Plan) -> pa.Table:
             "char_end": pa.array(output.char_end, pa.int32()),
         }
     columns |= {name: output.kept.column(name) for name in output.kept.column_names}
-    columns |= {name: output_array(values) for name, values in output.outputs.items()}
+    for spec in plan.outputs:
+        columns |= _output_columns(output.outputs[spec.name], spec, plan)
     if plan.spec["token_count"]:
         columns["token_count"] = pa.array(output.token_count, pa.int32())
     if plan.spec["truncated"]:

@@ -1,12 +1,14 @@
 """Parts of a Parquet destination, read back as the windows they were made of.
 
-Enters: a part, its record and its plan. Leaves: a `WindowOutput` as it was written, and which of its units hold no vector
-that could be written again. Refused: a part that is gone, unreadable, or lacks a column of its plan (`BooksError`).
+Enters: a part, its record and its plan. Leaves: a `WindowOutput` as it was written, and which of its units hold no
+vector that could be written again. Refused: a part that is gone, unreadable, or lacks a column of its plan
+(`BooksError`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,7 @@ from embedctl.sinks.parquet import footer_of
 Chunks = tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]
 
 
-def read_part(
-    root: Path, record: WindowRecord, plan: Plan, dead: Sequence[DeadRow]
-) -> tuple[WindowOutput, Reasons]:
+def read_part(root: Path, record: WindowRecord, plan: Plan, dead: Sequence[DeadRow]) -> tuple[WindowOutput, Reasons]:
     """The window of `record` with its dead rows, and unit -> why its vector is bad; normally none is."""
     if record.part is None:
         return _nothing(record, plan, dead), {}
@@ -75,8 +75,6 @@ def row_of_units(output: WindowOutput) -> np.ndarray:
 
 def without_units(output: WindowOutput, units: np.ndarray) -> WindowOutput:
     """The same window with only these units (int64, ascending, whole rows); its record is not changed."""
-    from dataclasses import replace
-
     rows = np.unique(row_of_units(output)[units])
     return replace(
         output,
@@ -111,8 +109,7 @@ def _nothing(record: WindowRecord, plan: Plan, dead: Sequence[DeadRow]) -> Windo
 
 
 def _one(table: pa.Table, name: str) -> pa.Array[Any]:
-    column = table.column(name).combine_chunks()
-    return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+    return pa.concat_arrays(table.column(name).chunks) if table.num_rows else table.column(name).combine_chunks()
 
 
 def _numbers(table: pa.Table, name: str, kind: type[np.generic]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Names of Parquet parts, and what their footers carry beside the record: positions and content hashes of the live rows.
+"""Names of Parquet parts, and what footers carry beside the record: positions and content hashes of live rows.
 
 Enters: window keys, revisions, arrays of a number a row. Leaves: file names, short text, and both back again.
 """

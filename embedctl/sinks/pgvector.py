@@ -1,8 +1,8 @@
 """PostgreSQL with pgvector: `postgresql://[USER@]HOST[:PORT]/DB?table=[SCHEMA.]TABLE`.
 
 Enters: windows. Leaves: a row a unit in one table, keyed by `id` (and `chunk`): kept columns in their own types, an
-output a column, `_pos`, `_job`, `_hash`. A window is one transaction; its commit is what the ledger follows. Vectors are
-indexed after the load. Refused: a table that is not there without `--create`, one of other columns or another job.
+output a column, `_pos`, `_job`, `_hash`. A window is one transaction; its commit is what the ledger follows. Indexes
+come after the load. Refused: a table that is not there without `--create`, one of other columns or another job.
 
 Of several rows with one id the first position stands, in whatever order they come: a row is only replaced by one of its
 own or an earlier window, and only taken out where it is still its own.

@@ -1,7 +1,7 @@
 """Reading a table back: nearest rows, all rows, and taking rows out by id.
 
-Enters: queries by output, or nothing. Leaves: hits, or Arrow batches with vectors straight from the wire. Any table with
-pgvector columns can be read, also one that embedctl did not make. Refused: outputs the table lacks.
+Enters: queries by output, or nothing. Leaves: hits, or Arrow batches with vectors straight from the wire. Any table
+with pgvector columns can be read, also one that embedctl did not make. Refused: outputs the table lacks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 from embedctl.errors import SinkError, UsageError
 from embedctl.outputs import Multivector, Values, take
 from embedctl.sinks.base import Hit
-from embedctl.sinks.columns import column_of
+from embedctl.sinks.parquet import output_array
 from embedctl.sinks.pgvector_decode import column_from, selected
 from embedctl.sinks.pgvector_link import Connection, Link
 from embedctl.sinks.pgvector_rows import stored_id
@@ -45,12 +45,11 @@ def search(
 
     def work(c: Connection) -> list[list[Hit]]:
         _prepare(c, depth, exact, filtered=where is not None)
-        oids = dict(c.execute("SELECT typname, oid FROM pg_type WHERE typname IN ('vector', 'halfvec')").fetchall())
         answers = []
         for i in range(count):
             at = np.array([i])
             ranked = [
-                _nearest(c, link, found, outputs[name], take(values, at), depth, where, oids)
+                _nearest(c, link, found, outputs[name], take(values, at), depth, where)
                 for name, values in query.items()
             ]
             answers.append(fused(ranked, limit) if many else ranked[0])
@@ -72,12 +71,12 @@ def _prepare(c: Connection, depth: int, exact: bool, *, filtered: bool) -> None:
 
 
 def _nearest(
-    c: Connection, link: Link, found: Found, one: Typed, query: Values, limit: int, where: str | None, oids: Any
+    c: Connection, link: Link, found: Found, one: Typed, query: Values, limit: int, where: str | None
 ) -> list[Hit]:
     import psycopg
     from psycopg import sql
 
-    distance = _distance(one, query, oids)
+    distance = _distance(one, query)
     score = "1 - ({}) / " + str(float(one.spec.dim)) if one.base == "bit" else _SCORES[str(one.operator)]
     if one.base.endswith("[]"):
         score = "-({})"
@@ -114,7 +113,7 @@ def _hit(row: dict[str, Any]) -> Hit:
     return Hit(id=name, chunk=chunk, score=float(score), kept=row)
 
 
-def _distance(one: Typed, query: Values, oids: Mapping[str, int]) -> Any:
+def _distance(one: Typed, query: Values) -> Any:
     """The SQL of the distance to one query."""
     from psycopg import sql
 
@@ -128,9 +127,7 @@ def _distance(one: Typed, query: Values, oids: Mapping[str, int]) -> Any:
     if isinstance(query, np.ndarray):
         if one.base == "bit":
             bits = "".join("01"[int(b)] for b in (query[0] > 0).tolist())
-            return sql.SQL("{} {} {}::bit({})").format(
-                column, operator, sql.Literal(bits), sql.Literal(one.spec.dim)
-            )
+            return sql.SQL("{} {} {}::bit({})").format(column, operator, sql.Literal(bits), sql.Literal(one.spec.dim))
         what = sql.SQL(one.index[0]).format(column) if one.index else column
         kind = one.base if one.index is None or one.index[0] == "{}" else f"halfvec({one.spec.dim})"
         return sql.SQL("{} {} {}::{}").format(what, operator, sql.Literal(_text(query[0])), sql.SQL(kind))
@@ -157,7 +154,7 @@ def fused(ranked: Sequence[Sequence[Hit]], limit: int) -> list[Hit]:
 
 
 def scan(link: Link, found: Found, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """See `Scannable`. Rows in the order of the key, of one moment. Columns without an Arrow type of their own as text."""
+    """See `Scannable`. Rows in the order of the key, of one moment."""
     import psycopg
     from psycopg import sql
 
@@ -165,9 +162,7 @@ def scan(link: Link, found: Found, batch_rows: int) -> Iterator[pa.RecordBatch]:
     names = [n for n in found.columns if n not in outputs]
     order = found.key or ("ctid",)
     query = sql.SQL("SELECT {} FROM {} ORDER BY {}").format(
-        sql.SQL(", ").join(
-            [selected(n, found.columns[n]) for n in names] + [sql.Identifier(n) for n in outputs]
-        ),
+        sql.SQL(", ").join([selected(n, found.columns[n]) for n in names] + [sql.Identifier(n) for n in outputs]),
         named(found.schema, found.table),
         sql.SQL(", ").join(map(sql.Identifier, order)),
     )
@@ -200,7 +195,7 @@ def _batch(
         arrays["id"] = _originals(arrays["id"], arrays.pop(ORIGINAL))
     for name, column in zip(outputs, cells[len(names) :], strict=True):
         there = np.array([i for i, cell in enumerate(column) if cell is not None], dtype=np.int64)
-        whole = column_of(values_from([cell for cell in column if cell is not None], outputs[name]))
+        whole = output_array(values_from([cell for cell in column if cell is not None], outputs[name]))
         if len(there) < len(column):
             where = np.full(len(column), -1)
             where[there] = np.arange(len(there))
@@ -221,10 +216,12 @@ def delete(link: Link, found: Found, ids: Sequence[str]) -> int:
     from psycopg import sql
 
     whole = found.columns.get("id") in ("bigint", "integer", "smallint")
-    wanted = [i for i in ids if i.lstrip("-").isdecimal()] if whole else [stored_id(i)[0] for i in ids]
+    wanted = [i for i in ids if _is_int64(i)] if whole else [stored_id(i)[0] for i in ids]
     statement = sql.SQL("DELETE FROM {} WHERE id = ANY(%s::{}[])").format(
         named(found.schema, found.table), sql.SQL("bigint" if whole else "text")
     )
     return link.run(lambda c: int(c.execute(statement, [wanted]).rowcount))
 
 
+def _is_int64(text: str) -> bool:
+    return text.isascii() and text.removeprefix("-").isdecimal() and len(text) <= 20 and -(2**63) <= int(text) < 2**63

@@ -19,7 +19,7 @@ from embedctl.records import WindowOutput
 from embedctl.sinks import pgvector_types as vectors
 from embedctl.sinks import stores
 from embedctl.sinks.pgvector_link import Connection
-from embedctl.sinks.pgvector_table import POS, Layout, named
+from embedctl.sinks.pgvector_table import POS, Found, Layout, named
 from embedctl.sinks.pgvector_wire import HEADER, NULL, TRAILER, Fields, fixed, int64s, row_bytes, sql_type, texts
 
 ROWS_AT_ONCE = 1024
@@ -161,13 +161,13 @@ def may_replace(first: int, generation_first: int | None) -> str:
     return own if generation_first is None else f'({own} OR t."{POS}" < {generation_first})'
 
 
-def delete_rows(c: Connection, target: Any, ids: Sequence[str], positions: Sequence[int], kind: str) -> int:
-    """Take out the units of these rows that are still theirs. kind: SQL type of `id`. How many there were."""
+def delete_rows(c: Connection, found: Found, ids: Sequence[str], positions: Sequence[int]) -> int:
+    """Take out the units of these rows that are still theirs. How many there were."""
     from psycopg import sql
 
+    numbers = found.columns["id"] == "bigint"
     statement = sql.SQL("DELETE FROM {} t USING unnest(%s::{}[], %s::bigint[]) g(id, pos) WHERE t.id = g.id").format(
-        target,
-        sql.SQL(kind),
+        named(found.schema, found.table), sql.SQL("bigint" if numbers else "text")
     )
-    done = c.execute(statement + sql.SQL(' AND t."_pos" = g.pos'), [list(ids), list(positions)])
-    return int(done.rowcount)
+    names = list(ids) if numbers else [stored_id(id)[0] for id in ids]
+    return int(c.execute(statement + sql.SQL(' AND t."_pos" = g.pos'), [names, list(positions)]).rowcount)

@@ -1,7 +1,7 @@
 """Qdrant as a destination, whatever engine holds the points: the embedded one, or a server.
 
-Enters: windows. Leaves: points (see `qdrant_points`), and what is asked of them. Refused: a collection of another shape or
-job, outputs Qdrant would misread, ids twice by intent.
+Enters: windows. Leaves: points (see `qdrant_points`), and what is asked of them. Refused: a collection of another shape
+or job, outputs Qdrant would misread, ids twice by intent.
 
 Of several rows with one id the first position stands, in whatever order they come: a point is only overwritten by a row
 of its own or an earlier window (or, in a sync, of a later generation), and a row is only taken out where the point is
@@ -74,25 +74,19 @@ class QdrantSink:
         stores.check_vectors(output, self.plan.outputs)
         rows, row = stores.rows_of(output)
         before = stores.load_rows(self._storage, key, 0)
-        uncovered = [] if before is None or before == rows else self._remove_stale(key, before, rows)
+        if before is not None and before != rows:
+            self._remove_stale(key, before, rows)
         stores.save_rows(self._storage, key, 0, rows)
-        if uncovered:
-            raise SinkError(
-                f"{self._engine.name}: rows of {len(uncovered)} later windows stood behind ids that window {key.stem} "
-                "no longer has",
-                hint="run the same command again: it writes those windows anew",
-            )
         failpoints.hit("before-part")
         if len(output.ids):
             self._engine.begin()
             self._engine.upsert(self._batches(output, row), _overwritable(self.plan, key))
             self._engine.flush()
-        stores.unmark_lost(self._storage, key)
         failpoints.hit("after-part")
         return output.record
 
     def reconcile(self, records: Sequence[WindowRecord]) -> Reconciled:
-        """A store cannot tell windows: what the ledger lacks is written again over itself.
+        """What the ledger lacks is written again over itself; a window is lost where one of its rows has no point.
 
         :raises SinkError: points of no job or another are among ours, or all of ours are gone.
         """
@@ -102,12 +96,14 @@ class QdrantSink:
                 f"{self._engine.name}: {others} points there are not this job's",
                 hint="choose another collection with --to, or take them out",
             )
-        if sum(r.units for r in records) and not self._ours():
+        expected, held = sum(r.units for r in records), self._ours()
+        if expected and not held:
             raise SinkError(
                 f"{self._engine.name}: empty, yet {self._storage.root} says what was written there",
                 hint=f"bring it back, or remove {self._storage.root} to begin anew",
             )
-        return Reconciled(adopted=(), lost=tuple(r for r in records if stores.is_lost(self._storage, r.key)))
+        lost = self._lost(records) if held < expected else ()  # an id that stands twice also makes it less
+        return Reconciled(adopted=(), lost=tuple(lost))
 
     def rows(self, record: WindowRecord) -> tuple[Sequence[str], Sequence[int]]:
         known = stores.rows_known(self._storage, record)
@@ -168,6 +164,18 @@ class QdrantSink:
         self._engine.flush()
         return gone
 
+    def _lost(self, records: Sequence[WindowRecord]) -> Iterator[WindowRecord]:
+        for record in records:
+            known = stores.rows_known(self._storage, record)
+            first = stores.position_number(record.key, 0)
+            own = {"key": POS, "range": {"gte": float(first), "lt": float(first + (1 << stores.ROW_BITS))}}
+            if self._engine.count({"must": [_is_job(self.plan.job), own]}) == record.units:
+                continue
+            ids = sorted({*known.points(range(len(known.ids)), chunked=self.plan.chunked)}, key=str)
+            parts = [ids[i : i + DELETE_POINTS] for i in range(0, len(ids), DELETE_POINTS)]
+            if sum(self._engine.count({"must": [{"has_id": part}]}) for part in parts) < len(ids):
+                yield record
+
     def _known_plan(self) -> Plan | None:
         return self._plan or plans.load(self._storage)
 
@@ -217,20 +225,15 @@ class QdrantSink:
             yield batch
             sent += len(batch.ids)
 
-    def _remove_stale(self, key: WindowKey, before: WindowRows, now: WindowRows) -> list[WindowKey]:
+    def _remove_stale(self, key: WindowKey, before: WindowRows, now: WindowRows) -> None:
         """An unfinished try wrote rows, or chunks of rows, that this one does not.
 
-        Returns later windows whose rows of these ids it had overwritten: they are marked as lost.
+        Rows of later windows that it had overwritten are not there then: the next `reconcile` finds these windows lost.
         """
         units = dict(zip(now.ids, now.units, strict=True))
         stale = [r for r, id in enumerate(before.ids) if units.get(id, 0) < before.units[r]]
-        gone = [before.ids[r] for r in stale if before.ids[r] not in units]
-        uncovered = stores.windows_after(self._storage, key, gone) if gone else []
-        for later in uncovered:
-            stores.mark_lost(self._storage, later)
         self._delete(key, before, stale)
         self._engine.flush()
-        return uncovered
 
     def _delete(self, key: WindowKey, known: WindowRows, rows: Sequence[int]) -> None:
         if rows:
@@ -240,7 +243,7 @@ class QdrantSink:
 
 
 def _overwritable(plan: Plan, key: WindowKey) -> Filter:
-    """Points of the window itself or a later one; in a sync, whose rows replace earlier ones, of earlier generations."""
+    """Points of the window itself or a later one; in a sync, whose rows replace older ones, of earlier generations."""
     same = {"key": POS, "range": {"gte": float(stores.position_number(key, 0))}}
     if plan.generation == 1 or plan.targets is not None:
         return {"must": [same]}

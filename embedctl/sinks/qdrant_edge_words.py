@@ -1,19 +1,20 @@
 """Layouts, points, queries and filters in the words of the embedded engine, and back.
 
-Enters: our records, and filters as Qdrant's REST interface has them. Leaves: the engine's objects. Refused: a filter with a
-condition that the engine does not know, named.
+Enters: our records, and filters as Qdrant's REST interface has them. Leaves: the engine's objects. Refused: a filter
+with a condition that the engine does not know, named.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
 import qdrant_edge as edge
 
 from embedctl.errors import UsageError
-from embedctl.outputs import Multivector, Sparse, Values
+from embedctl.outputs import Multivector, Values
 from embedctl.sinks.qdrant_engine import OVERSAMPLING, RRF_K, UNNAMED, Ask, Layout, Making, Plain, Points, Vector
 from embedctl.sinks.qdrant_where import Filter
 
@@ -33,7 +34,7 @@ def config_of(making: Making) -> edge.EdgeConfig:
         if v.kind == "sparse"
     }
     return edge.EdgeConfig(
-        vectors=dense[UNNAMED] if UNNAMED in dense else dense,
+        vectors=dense.get(UNNAMED, dense),
         sparse_vectors=sparse or None,
         hnsw_config=_hnsw(16, making.threads),
     )
@@ -87,8 +88,7 @@ def points_of(batch: Points) -> list[edge.Point]:
 def _column(values: Values) -> Sequence[Any]:
     if isinstance(values, np.ndarray):
         return values.astype(np.float32, copy=False).tolist()  # type: ignore[no-any-return]
-    ends = values.offsets.tolist()
-    spans = [slice(b, e) for b, e in zip(ends, ends[1:], strict=False)]
+    spans = [slice(b, e) for b, e in pairwise(values.offsets.tolist())]
     if isinstance(values, Multivector):
         return [values.vectors[s].astype(np.float32, copy=False).tolist() for s in spans]
     return [edge.SparseVector(values.indices[s].tolist(), values.values[s].tolist()) for s in spans]
@@ -98,7 +98,7 @@ def plain_vectors(found: object) -> dict[str, Plain]:
     """What the engine gives as a point's vectors."""
     if found is None:
         return {}
-    named = found if isinstance(found, dict) else {UNNAMED: found}
+    named: dict[str, Any] = found if isinstance(found, dict) else {UNNAMED: found}
     return {
         name: (list(v.indices), list(v.values)) if isinstance(v, edge.SparseVector) else v for name, v in named.items()
     }
@@ -120,7 +120,7 @@ def query_of(ask: Ask) -> edge.QueryRequest:
 
 
 def _nearest(name: str, vector: Plain) -> edge.Query:
-    query = edge.SparseVector(vector[0], vector[1]) if isinstance(vector, tuple) else vector  # type: ignore[arg-type]
+    query = edge.SparseVector(vector[0], vector[1]) if isinstance(vector, tuple) else vector
     return edge.Query.Nearest(query, using=name or None)
 
 
@@ -137,7 +137,7 @@ def filter_of(found: Filter | None) -> edge.Filter | None:
     return None if found is None else _filter(found)
 
 
-def _filter(found: Filter) -> edge.Filter:
+def _filter(found: Mapping[str, Any]) -> edge.Filter:
     parts: dict[str, Any] = {
         part: [_condition(c) for c in _listed(found[part])]
         for part in ("must", "should", "must_not")

@@ -1,4 +1,4 @@
-"""What a Qdrant engine must do for the sink, embedded or behind a network: one collection, made, written, read, counted.
+"""What a Qdrant engine must do for the sink, embedded or behind a network: one collection, written, read, counted.
 
 Filters are Qdrant's own, in the form of its REST interface, in plain Python values.
 """
@@ -20,7 +20,7 @@ UNNAMED = ""
 RRF_K = 60
 """Reciprocal rank fusion: 1 / (k + rank), summed (Cormack, Clarke and Buettcher, 2009)."""
 OVERSAMPLING = {"scalar": 1.5, "binary": 3.0, "product": 3.0}
-"""How many more candidates than asked for are looked at again with the vectors as they were, by kind of quantization."""
+"""How many more candidates than asked for are scored again with the vectors as they were, by kind of quantization."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """A query: its vectors by name, several fused by reciprocal rank. pool: candidates of each before they are fused."""
+    """A query: its vectors by name, several fused by reciprocal rank. pool: candidates of each before that."""
 
     vectors: Mapping[str, Plain]
     where: Filter | None

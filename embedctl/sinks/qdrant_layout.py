@@ -1,7 +1,8 @@
 """The outputs of a job as the vectors of a Qdrant collection, and whether a collection there already fits them.
 
 Enters: a plan and what was asked. Leaves: a `Layout`: one dense output is the collection's unnamed vector; several,
-and any sparse or multivector, are named as the outputs are. Refused, each named: what Qdrant would misread or has no place for.
+and any sparse or multivector, are named as the outputs are. Refused, each named: what Qdrant would misread or has no
+place for.
 """
 
 from __future__ import annotations

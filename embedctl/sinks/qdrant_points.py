@@ -1,12 +1,13 @@
 """A window as points, in batches that a request can hold.
 
-Enters: a `WindowOutput`. Leaves: `Points`: a point a unit, its id made of the row's, its payload the row's `id`, what was
-kept, the chunk's place, `_job`, `_pos` and, where rows have one, `_hash`. Refused: multivectors past what Qdrant holds.
+Enters: a `WindowOutput`. Leaves: `Points`: a point a unit, its id made of the row's, its payload the row's `id`, what
+was kept, the chunk's place, `_job`, `_pos` and, where rows have one, `_hash`. Refused: multivectors past what Qdrant
+holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -108,8 +109,3 @@ def _spans(output: WindowOutput, max_points: int, max_bytes: int) -> Iterator[tu
 
 def _bytes(kept: pa.Table, begin: int, end: int) -> int:
     return int(kept.slice(begin, end - begin).nbytes)
-
-
-def names_of(layout: Layout, outputs: Mapping[str, Values] | list[str]) -> dict[str, str]:
-    """Output name -> the name of its vector."""
-    return {name: _vector_name(name, layout) for name in outputs}

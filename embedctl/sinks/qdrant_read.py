@@ -1,10 +1,11 @@
 """What is asked of a collection: the nearest points, what it holds, all of it.
 
-Enters: queries in float32, filters, a collection that embedctl made or another's. Leaves: hits, outputs as the collection
-declares them, record batches whose columns keep one type from first to last (see `payload_types`). Refused: a query
-for a vector that is not there.
+Enters: queries in float32, filters, a collection that embedctl made or another's. Leaves: hits, outputs as the
+collection declares them, record batches whose columns keep one type from first to last (see `payload_types`). Refused:
+a query for a vector that is not there.
 
-A point of another's making is named by its point id; fields of its payload that have a name of ours come as NAME_payload.
+A point of another's making is named by its point id; fields of its payload that have a name of ours come as
+NAME_payload.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 
 from embedctl.errors import UsageError
-from embedctl.outputs import SINGLE, Multivector, OutputSpec, Sparse, Values
+from embedctl.outputs import SINGLE, Multivector, OutputSpec, Values
 from embedctl.plan import Plan
-from embedctl.sinks import payload_types, vector_columns
+from embedctl.sinks import payload_types, qdrant_columns
 from embedctl.sinks.base import Hit
 from embedctl.sinks.qdrant_engine import HASH, JOB, POS, UNNAMED, Ask, Engine, Layout, Plain, Record
 from embedctl.sinks.qdrant_layout import SIMILARITIES
@@ -29,6 +30,8 @@ from embedctl.sinks.stores import PointId, point_id
 OWN = (JOB, POS, HASH)
 MIN_POOL = 100
 QUERIES_AT_ONCE = 64
+ANY_INDEX = 1 << 32
+"""Size of the vocabulary of a sparse vector that does not tell it."""
 
 
 def search(
@@ -90,7 +93,8 @@ def _as_stored(values: Values, output: str, plan: Plan | None) -> Values:
         )
     low, high = np.asarray(plan.int8_ranges, dtype=np.float32)
     steps = np.where(high > low, (high - low) / 255, 1)
-    return np.clip(np.floor((values - low) / steps), 0, 255)
+    levels: np.ndarray = np.clip(np.floor((values - low) / steps), 0, 255)
+    return levels
 
 
 def _plain(values: Values) -> list[Plain]:
@@ -120,7 +124,7 @@ def contents(engine: Engine, plan: Plan | None) -> list[OutputSpec]:
         OutputSpec(
             name=name or SINGLE,
             kind=vector.kind,
-            dim=vector.size,
+            dim=vector.size or ANY_INDEX,
             vector_type=vector.datatype,
             similarity="dot" if vector.kind == "sparse" else SIMILARITIES[vector.distance],
             modifier=vector.modifier,
@@ -130,7 +134,7 @@ def contents(engine: Engine, plan: Plan | None) -> list[OutputSpec]:
 
 
 def scan(engine: Engine, plan: Plan | None, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """Reads all payloads once for their types, then everything. :raises SinkError: a point written meanwhile differs."""
+    """Reads all payloads once for their types, then everything. :raises SinkError: a point written meanwhile."""
     outputs, layout = contents(engine, plan), _layout(engine)
     names = {o.name: _vector_of(engine.name, layout, o.name) for o in outputs}
     taken = {"id", *names}
@@ -142,7 +146,7 @@ def scan(engine: Engine, plan: Plan | None, batch_rows: int) -> Iterator[pa.Reco
         table = payload_types.batch([_row(r, taken) for r in records], schema, engine.name)
         columns, fields = list(table.columns), list(schema)
         for output in outputs:
-            made = vector_columns.column([r.vectors.get(names[output.name]) for r in records], output)
+            made = qdrant_columns.column([r.vectors.get(names[output.name]) for r in records], output)
             columns.append(made)
             fields.append(pa.field(output.name, made.type))
         yield pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))

@@ -1,7 +1,7 @@
 """A Qdrant server as the sink's engine, over gRPC or REST (see `qdrant_address`).
 
-Enters: the URI. Leaves: a `QdrantSink`. Every write waits until it is applied; `acknowledged` and `wait_timeout` are not
-success. Refused: a server too old to keep what is promised, a collection that is not there without `--create`.
+Enters: the URI. Leaves: a `QdrantSink`. Every write waits until it is applied; `acknowledged` and `wait_timeout` are
+not success. Refused: a server too old to keep what is promised, a collection that is not there without `--create`.
 """
 
 from __future__ import annotations

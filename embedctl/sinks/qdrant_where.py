@@ -1,9 +1,9 @@
 """`--where` for Qdrant: a filter of its own as JSON, or simple SQL made into one.
 
-Enters: text. Leaves: a filter as Qdrant's REST takes it (`must`, `should`, ...), in plain Python values. Of SQL it knows
-AND, OR, NOT, =, <>, <, <=, >, >=, BETWEEN, IN, IS [NOT] NULL, list_contains(COLUMN, VALUE) and bare columns of true and
-false; text is compared in order only where it is a time. A comparison with null is neither true nor false, as in SQL; a
-list passes where one of its values does. Refused: all else, named.
+Enters: text. Leaves: a filter as Qdrant's REST takes it (`must`, `should`, ...), in plain Python values. Of SQL it
+knows AND, OR, NOT, =, <>, <, <=, >, >=, BETWEEN, IN, IS [NOT] NULL, list_contains(COLUMN, VALUE) and bare columns of
+true and false; text is compared in order only where it is a time. A comparison with null is neither true nor false, as
+in SQL; a list passes where one of its values does. Refused: all else, named.
 """
 
 from __future__ import annotations
@@ -13,12 +13,9 @@ import decimal
 import json
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from embedctl.errors import UsageError
-
-if TYPE_CHECKING:
-    import duckdb
 
 Filter = dict[str, Any]
 Node = Mapping[str, Any]

@@ -1,12 +1,13 @@
 """Layouts, points, queries and filters in the words of the Qdrant client, and back.
 
-Enters: our records, and filters as the REST interface has them. Leaves: the client's objects; on gRPC, vectors go from numpy
-to the message without Python numbers between. Refused: a filter that the client's own models do not know.
+Enters: our records, and filters as the REST interface has them. Leaves: the client's objects; on gRPC, vectors go from
+numpy to the message without Python numbers between. Refused: a filter that the client's own models do not know.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,8 +80,7 @@ def _rest_column(values: Values) -> list[Any]:
 
     if isinstance(values, np.ndarray):
         return values.astype(np.float32, copy=False).tolist()  # type: ignore[no-any-return]
-    ends = values.offsets.tolist()
-    spans = [slice(b, e) for b, e in zip(ends, ends[1:], strict=False)]
+    spans = [slice(b, e) for b, e in pairwise(values.offsets.tolist())]
     if isinstance(values, Multivector):
         return [values.vectors[s].astype(np.float32, copy=False).tolist() for s in spans]
     return [models.SparseVector(indices=values.indices[s].tolist(), values=values.values[s].tolist()) for s in spans]
@@ -100,7 +100,7 @@ def creation_of(making: Making) -> dict[str, Any]:
         if v.kind == "sparse"
     }
     return {
-        "vectors_config": dense[UNNAMED] if UNNAMED in dense else dense or None,
+        "vectors_config": dense.get(UNNAMED, dense or None),
         "sparse_vectors_config": sparse or None,
         "shard_number": making.shards,
         "metadata": dict(making.metadata),

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,11 +22,10 @@ from embedctl.outputs import Multivector, OutputSpec, Sparse, not_finite
 from embedctl.records import WindowKey, WindowOutput, WindowRecord
 from embedctl.storage import STATE, Storage, etag_of
 
-FOLDER, LOST = f"{STATE}/ids", f"{STATE}/lost"
+FOLDER = f"{STATE}/ids"
 ROW_BITS, WINDOW_BITS, SLICE_BITS, GENERATION_BITS = 20, 18, 18, 6
 MAX_ROWS = (1 << ROW_BITS) - 1024
 """Rows of a window. Qdrant compares `_pos` as float64, where the last of 2^20 round up to the next window."""
-_SIDECAR = re.compile(r"g(\d+)-(\d+)-(\d+)(?:-r(\d+))?\.json\.zst")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 PointId = int | str
@@ -174,36 +173,6 @@ def rows_known(storage: Storage, record: WindowRecord) -> WindowRows:
 def has_rows(storage: Storage) -> bool:
     """Whether any window was ever begun from this state."""
     return bool(storage.list(FOLDER))
-
-
-def windows_after(storage: Storage, key: WindowKey, ids: Collection[str]) -> list[WindowKey]:
-    """Windows behind `key` that have a row of one of these ids. Reads the sidecar of each: for what is rare."""
-    newest: dict[WindowKey, int] = {}
-    for entry in storage.list(FOLDER):
-        match = _SIDECAR.fullmatch(entry.name.rpartition("/")[2])
-        if match:
-            found = WindowKey(generation=int(match[1]), slice=int(match[2]), window=int(match[3]))
-            newest[found] = max(newest.get(found, 0), int(match[4] or 0))
-    wanted = frozenset(ids)
-    return [
-        k
-        for k, revision in sorted(newest.items())
-        if k > key and (rows := load_rows(storage, k, revision)) and not wanted.isdisjoint(rows.ids)
-    ]
-
-
-def mark_lost(storage: Storage, key: WindowKey) -> None:
-    """The window is to be written again, whatever the ledger says; durable."""
-    storage.put_if_absent(f"{LOST}/{key.stem}", b"")
-
-
-def is_lost(storage: Storage, key: WindowKey) -> bool:
-    return storage.read(f"{LOST}/{key.stem}") is not None
-
-
-def unmark_lost(storage: Storage, key: WindowKey) -> None:
-    if is_lost(storage, key):
-        storage.delete(f"{LOST}/{key.stem}")
 
 
 def hash_words(output: WindowOutput) -> list[str] | None:

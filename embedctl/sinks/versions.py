@@ -5,6 +5,8 @@ A reader that resolves `.embedctl/current` once sees one version, whatever happe
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,3 +28,31 @@ def publish_version(plan: Plan, storage: LocalStorage, records: Sequence[WindowR
     name = version_name(plan, plan.generation, storage.uri)
     storage.link_tree([r.part for r in records if r.part], f"{FOLDER}/{name}")
     storage.point(CURRENT, f"versions/{name}")
+
+
+def names(storage: LocalStorage) -> list[str]:
+    """Versions that stand whole, oldest first."""
+    folder = storage.root / FOLDER
+    found = [p.name for p in folder.iterdir() if p.is_dir()] if folder.is_dir() else []
+    return sorted(found, key=lambda name: (generation_of(name), name))
+
+
+def generation_of(name: str) -> int:
+    """The generation that a version's name ends in."""
+    number = name.rpartition("_")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def current(storage: LocalStorage) -> str | None:
+    """The version that readers are led to; None before the second generation."""
+    link = storage.root / CURRENT
+    return Path(os.readlink(link)).name if link.is_symlink() else None
+
+
+def prune(storage: LocalStorage, keep: int) -> list[str]:
+    """Delete all but the newest `keep` versions, never the current one; returns what went."""
+    standing = current(storage)
+    gone = [name for name in names(storage)[: -keep or None] if name != standing]
+    for name in gone:
+        shutil.rmtree(storage.root / FOLDER / name, ignore_errors=True)
+    return gone

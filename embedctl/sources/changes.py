@@ -191,15 +191,18 @@ def blocks_of(
                 continue
             if end is not None and positions[0] >= end:
                 return
-            block = _block(batch, schema, {r: w for r in range(batch.num_rows) if (w := _lost(changes, number, first + r)) is not None}, start) if changes.losers else _block(batch, schema, {}, start)
+            block = _block(batch, schema, _lost(changes, (number << 32) + first, batch.num_rows), start)
             if block is not None:
                 yield block
 
     return blocks
 
 
-def _lost(changes: Changes, number: int, row: int) -> str | None:
-    return changes.losers.get((number << 32) + row)
+def _lost(changes: Changes, name: int, count: int) -> dict[int, str]:
+    """Losers among `count` rows from this name on, by their number among them."""
+    if not changes.losers:
+        return {}
+    return {i: changes.losers[name + i] for i in range(count) if name + i in changes.losers}
 
 
 def _block(batch: pa.RecordBatch, schema: pa.Schema, losers: Mapping[int, str], start: int) -> RowBlock | None:

@@ -83,12 +83,15 @@ def resolve_schema(
     keep: Sequence[str] = (),
     where_columns: Iterable[str] = (),
     schemas: Sequence[FileSchema] | None = None,
+    queries: Sequence[str] = (),
+    candidates: str | None = None,
 ) -> ResolvedSchema:
     """Choose and check the columns of a job.
 
     :param text_columns: None chooses one. Without `template` there is one, and it must hold text; with it, any scalars.
     :param keep: names, dotted paths into structs, `name:type` (string, int64, float64, bool), or `*`.
     :param schemas: what `read_schemas` gave, when the caller has it already.
+    :param queries: columns of a second text, any scalars. candidates: a column of lists.
     :raises UsageError: a column is missing, of a wrong type or reserved, or types differ between files.
     :raises SourceError: a file cannot be opened.
     """
@@ -98,12 +101,15 @@ def resolve_schema(
     known = [s for s in known if s.schema.names]
     names = column_names(known)
     id_column = _id_column(known, id_column)
-    texts = tuple(text_columns) if text_columns is not None else (_text_column(known, names, id_column),)
+    texts = tuple(text_columns) if text_columns is not None else (_text_column(known, names, id_column, queries),)
     where = tuple(dict.fromkeys(where_columns))
     kept = _parse_keep(keep, names, texts, id_column)
     if not known:
-        return _of_nothing(texts, id_column, kept, where)
+        return _of_nothing((*texts, *queries), id_column, kept, where, candidates)
     fields = _fields(known, names, texts, template, kept, where)
+    fields |= {q: _template_field(known, names, q, "--query-column") for q in queries if q not in texts}
+    if candidates is not None:
+        fields[candidates] = _field(known, names, candidates, "--candidates-column", None)
     if id_column is not None:
         fields[id_column] = _id_field(known, names, id_column)
     return ResolvedSchema(
@@ -134,11 +140,16 @@ def _fields(
 
 
 def _of_nothing(
-    texts: tuple[str, ...], id_column: str | None, kept: Mapping[str, pa.DataType | None], where: tuple[str, ...]
+    texts: tuple[str, ...],
+    id_column: str | None,
+    kept: Mapping[str, pa.DataType | None],
+    where: tuple[str, ...],
+    candidates: str | None,
 ) -> ResolvedSchema:
     """A corpus without a single row: all that is asked for exists, as empty strings columns."""
     names = dict.fromkeys([*texts, *kept, *where, *([id_column] if id_column else [])])
     fields = [pa.field(name, kept.get(name) or pa.string()) for name in names]
+    fields += [pa.field(candidates, pa.list_(pa.string()))] if candidates is not None else []
     return ResolvedSchema(
         schema=pa.schema([mark_id(f) if f.name == id_column else f for f in fields]),
         text_columns=texts,
@@ -161,9 +172,12 @@ def _may_be_id(schema: FileSchema, type_: pa.DataType | None) -> bool:
     return schema.sampled or (type_ is not None and (is_text_like(type_) or pa.types.is_integer(type_)))
 
 
-def _text_column(known: Sequence[FileSchema], names: Sequence[str], id_column: str | None) -> str:
+def _text_column(
+    known: Sequence[FileSchema], names: Sequence[str], id_column: str | None, queries: Sequence[str]
+) -> str:
     if not known:
         return TEXT_NAMES[0]
+    names = [n for n in names if n not in queries]
     texts = [n for n in names if n != id_column and all(_may_hold_text(s, n) for s in known)]
     # A column of a telling name is meant even where some file holds something else in it: that is told as drift.
     named = [n for n in TEXT_NAMES if n in names and any(_may_hold_text(s, n) or s.sampled for s in known)]
@@ -224,13 +238,15 @@ def _text_field(known: Sequence[FileSchema], names: Sequence[str], name: str) ->
     return pa.field(name, pa.string())
 
 
-def _template_field(known: Sequence[FileSchema], names: Sequence[str], name: str) -> AnyField:
-    field = _field(known, names, name, "--text-template", None)
+def _template_field(
+    known: Sequence[FileSchema], names: Sequence[str], name: str, flag: str = "--text-template"
+) -> AnyField:
+    field = _field(known, names, name, flag, None)
     if all(s.sampled for s in known):
         # A value of another kind further down must not kill the row: its JSON text is as good in a template.
         return field if pa.types.is_string(field.type) else mark_json(pa.field(name, pa.string()))
     if pa.types.is_nested(field.type):
-        raise UsageError(f"--text-template: column {name!r} is {field.type}; a template takes scalars only")
+        raise UsageError(f"{flag}: column {name!r} is {field.type}; it takes scalars only")
     return pa.field(name, pa.string()) if is_text_like(field.type) else field
 
 

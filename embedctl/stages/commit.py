@@ -12,23 +12,26 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from embedctl.ledger import dead
+from embedctl.ledger import dead, hashes
 from embedctl.ledger.segments import Ledger
 from embedctl.outputs import Outputs, Values, take
 from embedctl.plan import Plan
 from embedctl.records import DeadRow, FileBooks, Window, WindowOutput, WindowRecord
-from embedctl.sinks.base import Sink
+from embedctl.sinks.base import Hashed, Sink
 from embedctl.stages.encode import Encoded
+from embedctl.stages.rank import Ranking
 from embedctl.storage import Storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorRules:
     """store: an output's name, its values in float32 -> (values in the stored type, bad rows by reason). pool: chunk
-    vectors, document of each, weights -> a vector a document; None without `--chunk-pool`."""
+    vectors, document of each, weights -> a vector a document; None without `--chunk-pool`. candidates: how those of a
+    query are ranked, where rows hold some."""
 
     store: Callable[[str, Values], tuple[Values, dict[int, str]]]
     pool: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None
+    candidates: Ranking | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,8 @@ class Committer:
 
     def _write(self, output: WindowOutput) -> tuple[WindowRecord, tuple[DeadRow, ...]]:
         dead.put(self.storage, output.record.key, output.dead, self.plan.files)
+        if output.hashes is not None and not isinstance(self.sink, Hashed):
+            hashes.put(self.storage, output.record.key, output.hashes)
         record = self.sink.write(output)
         self.check_lease()
         self.ledger.append(record)
@@ -101,7 +106,7 @@ def assemble(encoded: Encoded, plan: Plan, rules: VectorRules) -> WindowOutput:
         return assemble(replace(encoded, reasons=reasons), plan, rules)
     died = dead_rows(window, encoded.reasons)
     with_chunks = plan.chunked
-    return WindowOutput(
+    output = WindowOutput(
         record=record_of(
             window,
             died,
@@ -122,6 +127,7 @@ def assemble(encoded: Encoded, plan: Plan, rules: VectorRules) -> WindowOutput:
         dead=tuple(sorted((*window.dead, *died), key=lambda d: (d.file, d.position))),
         hashes=None if window.hashes is None else window.hashes[np.unique(document)],
     )
+    return output if rules.candidates is None else rules.candidates(output, window.texts, document)
 
 
 def _stored(outputs: Outputs, rules: VectorRules) -> tuple[dict[str, Values], dict[int, str]]:

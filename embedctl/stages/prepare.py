@@ -32,7 +32,8 @@ class FeedRules:
 class TextRules:
     """How texts become units. chunk: for every document; overlong: for those the model would cut, when asked.
 
-    unique: texts -> (distinct texts, int64 index of each). feeds: one an encoder; the first one's tokens count.
+    unique: texts -> (distinct texts, int64 index of each). feeds: one an encoder; the first one's tokens count. piece:
+    a row's text and a span of it -> what is tokenized.
     """
 
     unique: Callable[[Sequence[str]], tuple[list[str], np.ndarray]]
@@ -40,6 +41,7 @@ class TextRules:
     chunk: Spans | None
     on_overlong: str
     overlong: Spans | None
+    piece: Callable[[str, int, int], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +120,7 @@ def _for_each_feed(texts: Sequence[str], units: Units, rules: TextRules) -> tupl
     reasons: dict[int, str] = {}
     if any(id(feed.tokenize) not in known for feed in rules.feeds):
         first = np.unique(units.sequence, return_index=True)[1].tolist()
-        distinct = [texts[int(units.document[u])][units.begin[u] : units.end[u]] for u in first]
+        distinct = [rules.piece(texts[int(units.document[u])], int(units.begin[u]), int(units.end[u])) for u in first]
         for feed in rules.feeds:
             if id(feed.tokenize) not in known:
                 known[id(feed.tokenize)], bad = _tokenize(distinct, feed)
@@ -142,7 +144,7 @@ def _units(
     document = np.repeat(np.arange(len(spans), dtype=np.int64), [len(s) for s in spans])
     number = np.concatenate([np.arange(len(s), dtype=np.int32) for s in spans] or [np.zeros(0, np.int32)])
     flat = np.array([pair for s in spans for pair in s], dtype=np.int32).reshape(-1, 2)
-    pieces = [text[b:e] for text, s in zip(texts, spans, strict=True) for b, e in s]
+    pieces = [rules.piece(text, b, e) for text, s in zip(texts, spans, strict=True) for b, e in s]
     distinct, sequence = rules.unique(pieces)
     tokenized, bad = _tokenize(distinct, rules.feeds[0])
     reasons = _rows_of(bad, document, sequence)
@@ -172,7 +174,11 @@ def _tokenize(texts: Sequence[str], rules: FeedRules) -> tuple[Tokenized, dict[i
             parts.append(_empty(1))
     offsets = np.concatenate([[0], np.cumsum([int(p.offsets[-1]) for p in parts])])
     ids = np.concatenate([p.ids_T for p in parts])
-    return Tokenized(ids_T=ids, offsets=offsets, truncated=np.concatenate([p.truncated for p in parts])), bad
+    types = [p.types_T for p in parts if p.types_T is not None]
+    truncated = np.concatenate([p.truncated for p in parts])
+    return Tokenized(
+        ids_T=ids, offsets=offsets, truncated=truncated, types_T=np.concatenate(types) if types else None
+    ), bad
 
 
 def _empty(n: int) -> Tokenized:
@@ -199,8 +205,11 @@ def _only(tokenized: Tokenized, rows: np.ndarray) -> Tokenized:
     lengths = tokenized.lengths[rows]
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     starts = np.repeat(tokenized.offsets[:-1][rows] - offsets[:-1], lengths)
-    ids = tokenized.ids_T[np.arange(offsets[-1]) + starts]
-    return Tokenized(ids_T=ids, offsets=offsets, truncated=tokenized.truncated[rows])
+    index = np.arange(offsets[-1]) + starts
+    types = None if tokenized.types_T is None else tokenized.types_T[index]
+    return Tokenized(
+        ids_T=tokenized.ids_T[index], offsets=offsets, truncated=tokenized.truncated[rows], types_T=types
+    )
 
 
 def _renumbered(batches: Sequence[Batch], rows: np.ndarray) -> list[Batch]:

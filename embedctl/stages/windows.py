@@ -87,6 +87,7 @@ class WindowReader:
         self._plan, self._rules, self._blocks, self._replay = plan, rules, blocks, replay
         self._offset_after = 0
         self._max_rows: int = plan.spec["window_rows"]
+        self._first_rows: int = plan.resolved.get("first_window_rows", self._max_rows)
         self._max_bytes: int = plan.spec["window_bytes"]
 
     def windows(self, slice_: Slice, done: Mapping[int, WindowRecord]) -> Iterator[Window]:
@@ -135,7 +136,7 @@ class WindowReader:
             for i in judged.order:
                 if limit is not None and rows >= limit:
                     break
-                if self._is_full(now):
+                if self._is_full(now, key):
                     # The next row's own place: where its block begins depends on where the reading began.
                     end = Cursor(segment=segment, position=int(block.positions[i]))
                     self._settle(now, judged)
@@ -156,11 +157,14 @@ class WindowReader:
                 self._offset_after = block.next_position
                 yield number, block
 
-    def _is_full(self, now: _Open) -> bool:
+    def _is_full(self, now: _Open, key: WindowKey) -> bool:
+        max_rows = self._max_rows
+        if key.slice == 0:  # the job's first windows grow, so that the encoder has work soon
+            max_rows = min(max_rows, self._first_rows << min(key.window, 32))
         return (
-            now.candidates >= self._max_rows
+            now.candidates >= max_rows
             or now.text_bytes >= self._max_bytes
-            or now.scanned >= self._max_rows * _SKIPPED_PER_ROW
+            or now.scanned >= max_rows * _SKIPPED_PER_ROW
         )
 
     def judge(self, block: RowBlock) -> Judged:

@@ -42,16 +42,16 @@ class TextRule:
 
         :raises UsageError: a column is missing, or holds what has no plain text (a struct, a map).
         """
-        fields = [_as_strings(_column(batch, name), name) for name in self.columns]
+        fields = [as_strings(_column(batch, name), name) for name in self.columns]
         if not self.is_template:
-            return _texts(fields[0])
+            return as_texts(fields[0])
         empty: Any = _scalar("")
         parts: list[Strings | pa.LargeStringScalar] = [_scalar(self.literals[0])]
         for values, literal in zip(fields, self.literals[1:], strict=True):
             parts += [_strings(pc.coalesce(values, empty)), _scalar(literal)]
         whole = pc.binary_join_element_wise(*parts, empty)
         some = reduce(pc.or_, [pc.is_valid(values) for values in fields])
-        return _texts(pc.if_else(some, whole, pa.scalar(None, pa.large_string())))
+        return as_texts(pc.if_else(some, whole, pa.scalar(None, pa.large_string())))
 
 
 def _scalar(text: str) -> pa.LargeStringScalar:
@@ -64,7 +64,7 @@ def _strings(values: Cells) -> Strings:
     return cast("pa.LargeStringArray", values)
 
 
-def _texts(values: Strings) -> list[str | None]:
+def as_texts(values: Strings) -> list[str | None]:
     """As Python strings. Bytes that are not UTF-8 become lone surrogates, for `row_problem` to find."""
     try:
         return values.to_pylist()
@@ -160,11 +160,11 @@ def _column(batch: pa.RecordBatch, name: str) -> Cells:
     return values
 
 
-def _as_strings(values: Cells, name: str) -> Strings:
+def as_strings(values: Cells, name: str) -> Strings:
     """large_string, nulls kept. Lists of plain values are joined."""
     kind = values.type
     if pa.types.is_dictionary(kind):
-        return _as_strings(values.dictionary_decode(), name)  # type: ignore[attr-defined]
+        return as_strings(values.dictionary_decode(), name)  # type: ignore[attr-defined]
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return _joined(values, name)
     try:
@@ -178,7 +178,7 @@ def _as_strings(values: Cells, name: str) -> Strings:
 
 def _joined(values: Cells, name: str) -> Strings:
     """Items of each list joined by ", ", null items left out; a null list stays null."""
-    items = _as_strings(pc.list_flatten(values), name)
+    items = as_strings(pc.list_flatten(values), name)
     keep = pc.is_valid(items)
     counts = np.bincount(pc.filter(pc.list_parent_indices(values), keep).to_numpy(), minlength=len(values))
     offsets = pa.array(np.concatenate(([0], np.cumsum(counts))), pa.int32())

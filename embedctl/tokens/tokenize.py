@@ -43,13 +43,14 @@ def set_threads(n: int) -> None:
 
 def load_tokenizer(
     folder: Path, *, max_length: int, prompt: str = "", lowercase: bool = False, strip: bool = False,
-    trust_remote_code: bool = False, add_special_tokens: bool = True,
+    trust_remote_code: bool = False, add_special_tokens: bool = True, marker: str = "",
 ) -> RustTokenizer:  # fmt: skip
     """The tokenizer of a model folder, cut to `max_length` tokens, special tokens included.
 
     lowercase: sentence-transformers' `do_lower_case`, also for a cased tokenizer. strip: white space around each text
     is dropped first (sentence-transformers 6 does not). add_special_tokens=False: static embeddings, whose
-    tokenizer.json is taken as it stands, its own truncation included.
+    tokenizer.json is taken as it stands, its own truncation included. marker: a token put behind the first special one,
+    or text before the prompt where the tokenizer does not know it.
 
     :raises ModelError: no tokenizer that can be used; the folder and the reason are named.
     :raises UsageError: max_length leaves no room for text.
@@ -60,7 +61,7 @@ def load_tokenizer(
     if lowercase:
         add_lowercase(loaded.rust)
     return RustTokenizer(
-        loaded, max_length=max_length, prompt=prompt, strip=strip, add_special_tokens=add_special_tokens
+        loaded, max_length=max_length, prompt=prompt, strip=strip, add_special_tokens=add_special_tokens, marker=marker
     )
 
 
@@ -69,14 +70,18 @@ class RustTokenizer:
 
     def __init__(
         self, loaded: LoadedTokenizer, *, max_length: int, prompt: str = "", strip: bool = False,
-        add_special_tokens: bool = True,
+        add_special_tokens: bool = True, marker: str = "",
     ) -> None:  # fmt: skip
+        marker_id = _marker_id(loaded.rust, marker)
+        prompt = marker + prompt if marker_id is None else prompt
         self.max_length = max_length
         self.prompt = prompt
         self._rust = loaded.rust
         self._cut_left = loaded.cut_left
         self._strip = strip
         self._head, self._tail = _special_ids(loaded.rust) if add_special_tokens else ([], [])
+        if marker_id is not None:
+            self._head = [*self._head[:1], marker_id, *self._head[1:]]
         self._room = max_length - len(self._head) - len(self._tail)
         if self._room < 1:
             raise UsageError(
@@ -211,6 +216,15 @@ def _special_ids(rust: Tokenizer) -> tuple[list[int], list[int]]:
         raise ModelError("the tokenizer's special tokens cannot be told from the text's", hint="report the model")
     ((head_ids, tail_ids),) = found
     return list(head_ids), list(tail_ids)
+
+
+def _marker_id(rust: Tokenizer, marker: str) -> int | None:
+    """The marker's own token; its first word's where the whole is none. None: it has none."""
+    for text in (marker, *marker.split(None, 1)[:1]):
+        found = rust.token_to_id(text) if text else None
+        if found is not None:
+            return found
+    return None
 
 
 def add_lowercase(rust: Tokenizer) -> None:

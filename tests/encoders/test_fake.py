@@ -24,8 +24,8 @@ def batch_of(*sequences: list[int]) -> Batch:
 
 def test_vectors_depend_on_tokens_and_order_alone() -> None:
     encoder = FakeEncoder("fake:dim=24")
-    alone = encoder.encode(batch_of([5, 6, 7]))
-    among = encoder.encode(batch_of([9], [5, 6, 7], [7, 6, 5], [5, 6, 7, 8]))
+    alone = encoder.encode(batch_of([5, 6, 7]))["dense"]
+    among = encoder.encode(batch_of([9], [5, 6, 7], [7, 6, 5], [5, 6, 7, 8]))["dense"]
     assert among.dtype == np.float32
     assert among.shape == (4, 24)
     assert np.array_equal(among[1], alone[0])
@@ -40,13 +40,13 @@ def test_the_same_bytes_for_ever() -> None:
 
 def test_empty_sequences_and_batches() -> None:
     encoder = FakeEncoder()
-    assert encoder.encode(batch_of([], [3])).shape == (2, 16)
-    assert encoder.encode(batch_of()).shape == (0, 16)
+    assert encoder.encode(batch_of([], [3]))["dense"].shape == (2, 16)
+    assert encoder.encode(batch_of())["dense"].shape == (0, 16)
 
 
 def test_failures_on_request() -> None:
     encoder = FakeEncoder("fake:dim=8,nan=7,zero=9,oom_over=6")
-    vectors = encoder.encode(batch_of([1], [2, 7], [9, 3]))
+    vectors = encoder.encode(batch_of([1], [2, 7], [9, 3]))["dense"]
     assert np.isfinite(vectors[0]).all()
     assert np.isnan(vectors[1]).all()
     assert not vectors[2].any()

@@ -52,29 +52,29 @@ def test_equals_the_plain_twin(kind: str, head_width: int, dtype: str, tmp_path:
     assert isinstance(fused, FusedBertEncoder)
     assert isinstance(plain, TorchVarlenEncoder)
     batch = batch_of([1, 2, 2, 2, 17, 33, 33, 64, 100, 255])
-    expected = plain.encode(batch)
-    assert cosines(fused.encode(batch), expected).min() >= COSINE[dtype]
+    expected = plain.encode(batch)["dense"]
+    assert cosines(fused.encode(batch)["dense"], expected).min() >= COSINE[dtype]
     if dtype == "float32":
-        assert np.abs(fused.encode(batch) - expected).max() <= 1e-5 * max(1.0, np.abs(expected).max())
-    assert cosines(fused.encode_float32(batch), expected).min() >= COSINE["float32"]
+        assert np.abs(fused.encode(batch)["dense"] - expected).max() <= 1e-5 * max(1.0, np.abs(expected).max())
+    assert cosines(fused.encode_float32(batch)["dense"], expected).min() >= COSINE["float32"]
 
 
 def test_many_blocks_and_lanes_give_the_same_bytes() -> None:
     folder = find_model("minilm")
     encoder = open_encoder(folder, dtype="bfloat16", device="cpu", threads=2)
     batches = [batch_of([40 + i] * 30 + [90] * 40, seed=i) for i in range(4)]
-    alone = [encoder.encode(b) for b in batches]
+    alone = [encoder.encode(b)["dense"] for b in batches]
     assert encoder.lanes == 2
     with ThreadPoolExecutor(2) as pool:
         together = list(pool.map(encoder.encode, batches))
     for one, other in zip(alone, together, strict=True):
-        assert one.tobytes() == other.tobytes()
+        assert one.tobytes() == other["dense"].tobytes()
 
 
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
     encoder = open_encoder(find_model("minilm"), dtype="bfloat16", device="cpu", threads=1)
     batch = batch_of([7] * 20 + [31] * 10)
-    together = encoder.encode(batch)
+    together = encoder.encode(batch)["dense"]
     for i in (0, 19, 20, 29):
         begin, end = batch.cu_seqlens[i], batch.cu_seqlens[i + 1]
         single = Batch(
@@ -82,4 +82,4 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
             cu_seqlens=np.array([0, end - begin], dtype=np.int32),
             units=np.zeros(1, dtype=np.int64),
         )
-        assert cosines(encoder.encode(single), together[i : i + 1]).min() >= 0.9999
+        assert cosines(encoder.encode(single)["dense"], together[i : i + 1]).min() >= 0.9999

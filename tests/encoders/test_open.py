@@ -112,7 +112,7 @@ def test_errors_leave_as_ours(tmp_path: Path) -> None:
             raise self.error
 
     encoder = _open(families.save_folder("bert", tmp_path / "m"))
-    failing = Failing(encoder._load, encoder._tail, dtype="float32", device="cpu", threads=1)
+    failing = Failing(encoder._load, encoder._heads, dtype="float32", device="cpu", threads=1)
     batch, _ = families.packed(SEQUENCES)
     failing.error = torch.OutOfMemoryError("CUDA out of memory")
     with pytest.raises(OutOfDeviceMemory, match="tokens do not fit on cpu"):

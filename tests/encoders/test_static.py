@@ -29,7 +29,7 @@ def test_static_embedding_of_sentence_transformers(tmp_path: Path) -> None:
         tokens = [t.ids for t in families.tiny_tokenizer().encode_batch(families.TEXTS, add_special_tokens=False)]
         ours = families.encode(encoder, [*tokens, []])
         families.assert_close(ours[:-1], model.encode(families.TEXTS, show_progress_bar=False))
-        assert encoder.dim == ours.shape[1] == (12 if number == 2 else 24)
+        assert encoder.dims["dense"] == ours.shape[1] == (12 if number == 2 else 24)
 
 
 def test_model2vec_folder() -> None:

@@ -139,9 +139,17 @@ def test_router_with_one_way(folder: Path) -> None:
     assert model.output_dim == 32
 
 
-def test_router_with_a_choice_is_refused(folder: Path) -> None:
+def test_router_of_queries_and_documents(folder: Path) -> None:
     _router(folder, {"query": ["a"], "document": ["b"]})
-    refused(folder, "the Router has the routes query, document with different modules")
+    model = find_model(str(folder))
+    assert model.path == (folder / "b").resolve()
+    assert model.as_query().path == (folder / "a").resolve()
+    assert model.as_query().for_queries
+
+
+def test_router_without_a_way_for_documents_is_refused(folder: Path) -> None:
+    _router(folder, {"left": ["a"], "right": ["b"]})
+    refused(folder, "the Router has the routes left, right with different modules")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +172,8 @@ def test_module_outside_the_folder(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"transformer_task": "fill-mask"}, "transformer_task 'fill-mask' is not one that gives dense vectors"),
+        ({"transformer_task": "fill-mask"}, "Pooling is not understood"),
+        ({"transformer_task": "translation"}, "transformer_task 'translation' is not understood"),
         ({"modality_config": {"message": {}, "text": {}}}, "chat template"),
         ({"modality_config": {"image": {}}}, "it takes image, not text"),
         (
@@ -178,9 +187,9 @@ def test_other_routes_than_token_embeddings(folder: Path, changes: dict[str, Any
     refused(folder, message)
 
 
-def test_other_kinds_of_model(folder: Path) -> None:
-    edit(folder / "config_sentence_transformers.json", model_type="SparseEncoder")
-    refused(folder, r"model_type SparseEncoder \(a sparse encoder\) is not one that gives dense vectors")
+def test_rerankers_are_told_apart(folder: Path) -> None:
+    edit(folder / "config_sentence_transformers.json", model_type="CrossEncoder")
+    assert find_model(str(folder)).kinds == ("score",)
 
 
 def test_pickle_needs_leave(folder: Path) -> None:

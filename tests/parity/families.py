@@ -16,6 +16,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from embedctl.outputs import Multivector, Sparse, Values, take
 from embedctl.records import Batch
 
 VOCAB = 120
@@ -244,11 +245,35 @@ def packed(sequences: list[list[int]]) -> tuple[Batch, np.ndarray]:
     return batch, np.argsort(order)
 
 
-def encode(encoder: Any, sequences: list[list[int]]) -> np.ndarray:
-    """Vectors in the order of `sequences`, all in one batch."""
+def outputs(encoder: Any, sequences: list[list[int]], *, float32: bool = False) -> dict[str, Values]:
+    """Every output in the order of `sequences`, all in one batch. float32: by the second chance."""
     batch, place = packed(sequences)
-    vectors: np.ndarray = encoder.encode(batch)[place]
+    found = encoder.encode_float32(batch) if float32 else encoder.encode(batch)
+    return {kind: take(values, place) for kind, values in found.items()}
+
+
+def encode(encoder: Any, sequences: list[list[int]], *, float32: bool = False) -> np.ndarray:
+    """The dense vectors of `outputs`."""
+    vectors = outputs(encoder, sequences, float32=float32)["dense"]
+    assert isinstance(vectors, np.ndarray)
     return vectors
+
+
+def full(values: Values, size: int) -> np.ndarray:
+    """Sparse vectors as float32 (n, size), their indices ascending and each once."""
+    assert isinstance(values, Sparse)
+    whole = np.zeros((len(values), size), dtype=np.float32)
+    for i, (begin, end) in enumerate(zip(values.offsets[:-1], values.offsets[1:], strict=True)):
+        indices = values.indices[begin:end]
+        assert (np.diff(indices.astype(np.int64)) > 0).all()
+        whole[i, indices] = values.values[begin:end]
+    return whole
+
+
+def lists(values: Values) -> list[np.ndarray]:
+    """Multivectors as a list of float32 (t, C)."""
+    assert isinstance(values, Multivector)
+    return [values.vectors[b:e] for b, e in zip(values.offsets[:-1], values.offsets[1:], strict=True)]
 
 
 def one_by_one(encoder: Any, sequences: list[list[int]]) -> np.ndarray:

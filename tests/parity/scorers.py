@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from embedctl import pairs
 from embedctl.encoders.scores import open_scorer
@@ -43,8 +43,9 @@ TEMPLATE = (
 
 def tokenizer_of(kind: str) -> Any:
     """A fast tokenizer of one layout: bert (token types), roberta (two end tokens between), or decoder (no frame)."""
-    special = {"bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]"], "roberta": ["<s>", "<pad>", "</s>", "<unk>"],
-               "decoder": ["<s>", "<pad>", "</s>", "<unk>"]}[kind]  # fmt: skip
+    if kind == "decoder":
+        return _byte_level()
+    special = {"bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]"], "roberta": ["<s>", "<pad>", "</s>", "<unk>"]}[kind]
     vocab = {token: i for i, token in enumerate([*special, *WORDS])}
     unknown, pad = ("[UNK]", "[PAD]") if kind == "bert" else ("<unk>", "<pad>")
     rust = Tokenizer(models.WordLevel(vocab, unk_token=unknown))
@@ -59,13 +60,26 @@ def tokenizer_of(kind: str) -> Any:
             tokenizer_object=rust, cls_token="[CLS]", sep_token="[SEP]", pad_token=pad, unk_token=unknown,
             model_input_names=["input_ids", "token_type_ids", "attention_mask"], model_max_length=MAX_LENGTH,
         )  # fmt: skip
-    if kind == "roberta":
-        rust.post_processor = processors.TemplateProcessing(
-            single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
-        )
+    rust.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=rust, bos_token="<s>", eos_token="</s>", cls_token="<s>", sep_token="</s>", pad_token=pad,
         unk_token=unknown, model_input_names=["input_ids", "attention_mask"], model_max_length=MAX_LENGTH,
+    )  # fmt: skip
+
+
+def _byte_level() -> Any:
+    """Qwen's own tokenizer class over merges learnt from the few words."""
+    rust = Tokenizer(models.BPE())
+    rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    rust.train_from_iterator([text for word in WORDS for text in (word, f" {word}") for _ in range(5)], trainer)
+    model = json.loads(rust.to_str())["model"]
+    return transformers.Qwen2Tokenizer(
+        vocab=model["vocab"], merges=[tuple(pair) for pair in model["merges"]], model_max_length=MAX_LENGTH,
+        pad_token="<|endoftext|>",
     )  # fmt: skip
 
 
@@ -99,7 +113,7 @@ def save_classifier(family: str, folder: Path, *, labels: int = 1, names: list[s
     torch.manual_seed(11)
     tokenizer = tokenizer_of(kind_of(family))
     config = config_of(family, **extra)
-    config.pad_token_id = tokenizer.pad_token_id
+    config.vocab_size, config.pad_token_id = max(len(tokenizer), config.vocab_size), tokenizer.pad_token_id
     config.num_labels = labels
     if names:
         config.id2label, config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
@@ -115,7 +129,7 @@ def save_decoder(family: str, folder: Path, *, template: str | None = TEMPLATE) 
     torch.manual_seed(12)
     tokenizer = tokenizer_of("decoder")
     config = config_of(family)
-    config.pad_token_id = tokenizer.pad_token_id
+    config.vocab_size, config.pad_token_id = max(len(tokenizer), config.vocab_size), tokenizer.pad_token_id
     model = transformers.AutoModelForCausalLM.from_config(config)
     shake(model)
     model.save_pretrained(folder)

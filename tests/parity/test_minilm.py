@@ -65,7 +65,7 @@ def reference(texts: list[str]) -> np.ndarray:
 
 def in_batches(encoder, sequences: list[list[int]], budget: int = 4096) -> np.ndarray:
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
-    vectors = np.zeros((len(sequences), encoder.dim), dtype=np.float32)
+    vectors = np.zeros((len(sequences), encoder.dims["dense"]), dtype=np.float32)
     while order:
         take, size = 0, 0
         while take < len(order) and size + len(sequences[order[take]]) <= budget:
@@ -138,7 +138,7 @@ def test_batch_is_left_as_it_was() -> None:
     encoder = open_encoder(find_model("minilm"), dtype="float32", device="cpu", threads=1)
     batch, _ = families.packed(tokens(["a b c", "d"]))
     before = (batch.input_ids_T.copy(), batch.cu_seqlens.copy(), batch.units.copy())
-    first = encoder.encode(batch)
-    assert np.array_equal(first, encoder.encode(batch))
+    first = encoder.encode(batch)["dense"]
+    assert np.array_equal(first, encoder.encode(batch)["dense"])
     for now, then in zip((batch.input_ids_T, batch.cu_seqlens, batch.units), before, strict=True):
         assert np.array_equal(now, then)

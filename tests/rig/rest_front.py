@@ -13,6 +13,7 @@ from qdrant_client import models
 
 from tests.rig.engine import Engine
 from tests.rig.faults import Faults
+from tests.rig.words import id_of
 
 _PATH = re.compile(r"/collections/([^/?]+)(/[^?]*)?(\?.*)?")
 _CODES = {"429": 429, "503": 503, "408": 408, "500": 500, "507": 507}
@@ -45,13 +46,27 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
+        engine = self.rig.engine
+        if self.path == "/":
+            self._plain({"title": "the rig", "version": engine.version})
+            return
+        if self.path == "/aliases":
+            self._answer({"aliases": [{"alias_name": a, "collection_name": c} for a, c in engine.aliases.items()]})
+            return
+        if self.path == "/collections":
+            self._answer({"collections": [{"name": name} for name in engine.collections]})
+            return
         name, rest = self._target()
         if rest == "/exists":
-            self._answer({"exists": name in self.rig.engine.collections})
-        elif name not in self.rig.engine.collections:
+            self._answer({"exists": engine.exists(name)})
+        elif not engine.exists(name):
             self._answer(None, 404)
         else:
-            self._answer(self.rig.engine.info(name))
+            self._answer(engine.info(name))
+
+    def do_DELETE(self) -> None:
+        name, _ = self._target()
+        self._answer(self.rig.engine.drop(name))
 
     def do_PUT(self) -> None:
         name, rest = self._target()
@@ -74,13 +89,37 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self.rig.engine.update(name, models.UpdateCollection.model_validate(self._body())))
 
     def do_POST(self) -> None:
+        engine = self.rig.engine
+        if self.path.startswith("/collections/aliases"):
+            try:
+                self._answer(engine.change_aliases(models.ChangeAliasesOperation.model_validate(self._body()).actions))
+            except ValueError as exc:
+                self._answer(str(exc), 400)
+            return
         name, rest = self._target()
         if rest == "/points/count":
             asked = models.CountRequest.model_validate(self._body())
-            self._answer({"count": self.rig.engine.count(name, asked.filter)})
+            self._answer({"count": engine.count(name, asked.filter)})
+        elif rest == "/points/scroll":
+            body = models.ScrollRequest.model_validate(self._body())
+            if self._readable():
+                found, following = engine.scroll(name, body)
+                points = [p.model_dump(mode="json", exclude_none=True) for p in found]
+                self._answer({"points": points, "next_page_offset": following and id_of(following)})
+        elif rest == "/points/query/batch":
+            batch = models.QueryRequestBatch.model_validate(self._body())
+            if self._readable():
+                found = [engine.query(name, one) for one in batch.searches]
+                self._answer([{"points": [p.model_dump(mode="json") for p in points]} for points in found])
         else:
             chosen = TypeAdapter(models.FilterSelector).validate_python(self._body())
-            self._write(lambda: self.rig.engine.delete(name, chosen.filter))
+            self._write(lambda: engine.delete(name, chosen.filter))
+
+    def _readable(self) -> bool:
+        if self.rig.faults.draw() in (None, "stall", "lost", "wait_timeout"):
+            return True
+        self._answer("injected", 503)
+        return False
 
     def _write(self, work) -> None:
         kind = self.rig.faults.draw()
@@ -116,6 +155,9 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(result, BaseModel):
             result = result.model_dump(mode="json", exclude_none=True)
         body = {"time": 0.0, "status": "ok", "result": result} if code == 200 else {"status": {"error": str(result)}}
+        self._plain(body, code, headers)
+
+    def _plain(self, body: object, code: int = 200, headers: dict[str, str] | None = None) -> None:
         content = json.dumps(body).encode()
         self.send_response(code)
         for name, value in {

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import uuid
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +15,7 @@ from hypothesis import strategies as st
 pytest.importorskip("qdrant_edge")
 
 from embedctl.errors import SinkError
+from embedctl.outputs import OutputSpec
 from embedctl.plan import Plan
 from embedctl.records import Cursor, WindowKey, WindowOutput, WindowRecord
 from embedctl.sinks import stores
@@ -25,21 +24,17 @@ from embedctl.sinks.qdrant import QdrantSink
 from embedctl.sinks.qdrant_edge import EdgeEngine
 from embedctl.spec import JobSpec
 from embedctl.storage import LocalStorage
+from embedctl.testing.plans import hand_plan
 
 DIM = 4
 
 
-def plan(*, chunked: bool = False) -> Plan:
-    made = SimpleNamespace(
-        job="job",
-        chunked=chunked,
-        keep=("n",),
-        id_column="id",
-        model={"dim": DIM, "similarity": "dot"},
-        resolved={"threads": 1, "id_type": "string"},
-        spec={"vector_type": "float32", "token_count": False, "truncated": False},
-    )
-    return cast(Plan, made)
+OUTPUTS = (OutputSpec(name="embedding", kind="dense", dim=DIM, similarity="dot"),)
+
+
+def plan(*, chunked: bool = False, outputs: tuple[OutputSpec, ...] = OUTPUTS) -> Plan:
+    spec = JobSpec(chunk="tokens:8" if chunked else None)
+    return hand_plan(spec, id_column="id", keep=("n",), resolved={"threads": 1}, outputs=outputs)
 
 
 def output(window: int, rows: list[tuple[str, int]], *, chunked: bool = False) -> WindowOutput:
@@ -55,7 +50,7 @@ def output(window: int, rows: list[tuple[str, int]], *, chunked: bool = False) -
         record=record,
         ids=ids,
         positions=np.arange(len(rows), dtype=np.int64),
-        vectors=np.full((len(ids), DIM), float(window), dtype=np.float32),
+        outputs={"embedding": np.full((len(ids), DIM), float(window), dtype=np.float32)},
         kept=pa.table({"n": pa.array([window] * len(ids), pa.int64())}),
         token_count=np.ones(len(ids), dtype=np.int64),
         truncated=np.zeros(len(ids), dtype=bool),
@@ -127,7 +122,7 @@ def test_a_window_done_again_with_fewer_rows_leaves_nothing_behind(tmp_path: Pat
 def test_vectors_that_are_not_finite_never_arrive(tmp_path: Path) -> None:
     store = Store(tmp_path)
     bad = output(1, [("a", 1), ("b", 1)])
-    bad.vectors[1, 2] = np.nan
+    bad.outputs["embedding"][1, 2] = np.nan
     with pytest.raises(SinkError, match="row 'b': the vector holds NaN or Inf"):
         store.sink.write(bad)
     assert store.held() == {}

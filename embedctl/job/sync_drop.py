@@ -1,0 +1,154 @@
+"""The end of a sync: rows that were replaced or have vanished leave their windows, and the state says what is left.
+
+Enters: a generation whose new rows are all in. Leaves: old windows in a later revision without those rows, and the state
+of all live rows. Every step may be killed and done again.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from embedctl import failpoints
+from embedctl.errors import BooksError
+from embedctl.ledger import hashes as kept_hashes
+from embedctl.ledger import rows_state
+from embedctl.ledger.segments import Ledger
+from embedctl.plan import Plan
+from embedctl.records import FileBooks, WindowKey, WindowRecord
+from embedctl.sinks.base import Hashed, Sink
+from embedctl.sources import changes
+from embedctl.stages.hashes import id_hashes
+from embedctl.storage import LocalStorage, Storage
+
+DROPS, CARRIED = "drops.npy", "carried.npy"
+CHUNK_ROWS = 1 << 20
+_LOW = (1 << 32) - 1
+
+
+def drop_replaced(plan: Plan, storage: LocalStorage, ledger: Ledger, sink: Sink) -> None:
+    """Take the old rows out, window by window. :raises BooksError: a window of theirs is gone."""
+    windows = changes.load(storage, plan.generation).details["windows"]
+    names = read_array(storage, plan.generation, DROPS)
+    places = names >> np.uint64(32)
+    for place in np.unique(places).tolist():
+        generation, slice_, window, revision = windows[place]
+        record = ledger.contents.windows.get(WindowKey(generation=generation, slice=slice_, window=window))
+        if record is None:
+            raise BooksError(
+                f"{storage.uri}: window g{generation}-{slice_}-{window} is gone, and rows were to be taken out of it",
+                hint=f"embedctl sync {' '.join(plan.inputs)} --to {storage.uri}",
+            )
+        if record.revision > revision:
+            continue
+        rows = (names[places == place] & np.uint64(_LOW)).astype(np.int64)
+        changed = replace(
+            record, revision=ledger.contents.next_revision(record.key), books=_books_without(record, rows)
+        )
+        keep_hashes(record, changed, rows, storage, sink)
+        failpoints.hit("before-drop")
+        changed = sink.drop_rows(record, changed, rows.tolist())
+        failpoints.hit("after-drop")
+        ledger.append(changed)
+
+
+def keep_hashes(
+    record: WindowRecord, changed: WindowRecord, rows: np.ndarray, storage: Storage, sink: Sink
+) -> None:
+    """The content hashes of what is left of a window, where its sink does not keep them."""
+    if not isinstance(sink, Hashed):
+        known = kept_hashes.read(storage, record.key, record.revision)
+        if known is not None:
+            kept_hashes.put(storage, record.key, np.delete(known, rows, axis=0), changed.revision)
+
+
+def remember(plan: Plan, storage: LocalStorage, ledger: Ledger, sink: Sink) -> None:
+    """Write the state of all live rows. Where the one before is gone, the next sync makes it from the windows."""
+    details = changes.load(storage, plan.generation).details
+    old = rows_state.opened(storage, details["state"])
+    if old is None:
+        return
+    records = [ledger.contents.windows[k] for k in sorted(ledger.contents.windows)]
+    state = rows_state.build(
+        storage,
+        _blocks(plan, storage, old, records, sink),
+        sum(r.units for r in records),
+        windows=rows_state.windows_of(records),
+        uris=[f.uri for f in plan.files],
+        details={"watermark": details["watermark"]},
+        generation=plan.generation,
+    )
+    rows_state.drop_others(storage, state.name)
+
+
+def clear(plan: Plan, storage: LocalStorage) -> None:
+    """The list of changes has done its work."""
+    changes.clear(storage, plan.generation)
+
+
+def _blocks(
+    plan: Plan, storage: LocalStorage, old: rows_state.RowsState, records: Sequence[WindowRecord], sink: Sink
+) -> Iterator[np.ndarray]:
+    drops = read_array(storage, plan.generation, DROPS)
+    carried = read_array(storage, plan.generation, CARRIED)
+    place_of = {(r.key.generation, r.key.slice, r.key.window): n for n, r in enumerate(records)}
+    new_place = np.array([place_of.get((g, s, w), 0) for g, s, w, _ in old.windows] or [0], dtype=np.uint32)
+    for begin in range(0, len(old), CHUNK_ROWS):
+        end = min(begin + CHUNK_ROWS, len(old))
+        entries, files = old.entries(begin, end), carried[begin:end]
+        entries, files = entries[files >= 0], files[files >= 0]
+        first = entries["place"].astype(np.uint64) << np.uint64(32)
+        gone = np.searchsorted(drops, first + entries["row"]) - np.searchsorted(drops, first)
+        entries["row"] -= gone.astype(np.uint32)
+        entries["place"], entries["file"] = new_place[entries["place"]], files
+        yield entries
+    for place, record in enumerate(records):
+        if record.key.generation == plan.generation:
+            yield entries_of(record, place, storage, sink, file_of(record))
+
+
+def entries_of(
+    record: WindowRecord, place: int, storage: Storage, sink: Sink, files: np.ndarray | None
+) -> np.ndarray:
+    """A window's rows as the state holds them; hashes are 0 where the window was written without, files NO_FILE."""
+    ids = sink.rows(record)[0]
+    hashes = sink.row_hashes(record) if isinstance(sink, Hashed) else None
+    if hashes is None:
+        hashes = kept_hashes.read(storage, record.key, record.revision)
+    if hashes is None or len(hashes) != len(ids):
+        hashes = np.zeros((len(ids), 2), dtype=np.uint64)
+    if files is None or len(files) != len(ids):
+        files = np.full(len(ids), rows_state.NO_FILE, dtype=np.int32)
+    return rows_state.entries_of(id_hashes(ids), hashes, place, files)
+
+
+def file_of(record: WindowRecord) -> np.ndarray:
+    """int32 (live rows,): the file of each, since a window's rows stand in the order of its files."""
+    return np.repeat([b.file for b in record.books], [b.written for b in record.books]).astype(np.int32)
+
+
+def put_array(storage: LocalStorage, generation: int, name: str, values: np.ndarray) -> None:
+    """Beside the list of changes, durable."""
+    content = io.BytesIO()
+    np.save(content, values)
+    storage.put_if_absent(f"{changes.folder_of(generation)}/{name}", content.getvalue())
+
+
+def read_array(storage: LocalStorage, generation: int, name: str) -> np.ndarray:
+    """:raises BooksError: it is gone."""
+    content = storage.read(f"{changes.folder_of(generation)}/{name}")
+    if content is None:
+        raise BooksError(f"{storage.uri}/{changes.folder_of(generation)}/{name}: gone")
+    values: np.ndarray = np.load(io.BytesIO(content))
+    return values
+
+
+def _books_without(record: WindowRecord, rows: np.ndarray) -> tuple[FileBooks, ...]:
+    """The window's books without rows that other generations account for."""
+    files = file_of(record)
+    lost = Counter(files[rows[rows < len(files)]].tolist())
+    return tuple(replace(b, read=b.read - lost[b.file], written=b.written - lost[b.file]) for b in record.books)
