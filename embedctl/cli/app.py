@@ -17,6 +17,8 @@ import typer
 import embedctl
 from embedctl.cli import (
     bench,
+    classify,
+    delete,
     doctor,
     embed,
     export,
@@ -26,6 +28,7 @@ from embedctl.cli import (
     load,
     models,
     plan,
+    rerank,
     retry,
     run,
     search,
@@ -73,6 +76,8 @@ def _root(
 for _command in (
     embed,
     sync,
+    rerank,
+    classify,
     plan,
     run,
     init,
@@ -86,6 +91,7 @@ for _command in (
     search,
     evaluate,
     models,
+    delete,
     doctor,
 ):
     _command.add_to(app)
@@ -117,8 +123,9 @@ _AGAIN = "point standard output somewhere else, then run the same command again:
 
 
 def _is_stdout_full() -> bool:
-    """Whether what was said cannot be written, now as before."""
+    """Whether nothing can be written there, now as before; what failed to be written is not kept to be tried again."""
     try:
+        sys.stdout.write("\n")
         sys.stdout.flush()
     except OSError:
         return True

@@ -30,13 +30,14 @@ MOST_NOTES = 50
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """`call` runs the job and gives its summary. `job`: its name, None for the destination's. `hide` takes secrets out
-    of text that leaves."""
+    of text that leaves. `calm`: off a terminal nothing is said of a run that went well, as cron wants it."""
 
     command: str
     spec: JobSpec
     call: Callable[[Listener], Summary]
     job: str | None = None
     hide: Callable[[str], str] = lambda text: text
+    calm: bool = False
 
 
 @dataclass(slots=True)
@@ -68,10 +69,14 @@ def conduct(task: Task, *, as_json: bool, quiet: bool) -> int:
 
     :raises BaseException: what stopped the job, after every report.
     """
+    calm = task.calm and not as_json and not sys.stderr.isatty()
+    quiet = quiet or calm
     outcome, failure = carry_out(task, quiet=quiet)
     if failure is not None:
         raise failures.Told(failure, stdout=False) if _logs_json_here(task.spec) else failure
     assert outcome.summary is not None
+    if calm and not outcome.exit_code:
+        return outcome.exit_code
     if quiet and outcome.exit_code:
         say(sys.stderr, [f"note: {note}" for note in outcome.notes])
     hushed = (quiet and not outcome.exit_code) or _logs_here(task.spec)

@@ -10,12 +10,13 @@ import typer
 
 from embedctl.cli.console import listening, show_report
 from embedctl.cli.options import Json, Quiet, job_options, overrides
-from embedctl.cli.search import MACHINE, Model, Prompt, PromptName
-from embedctl.cli.status import Destination
+from embedctl.cli.search import MACHINE, Exact, Hybrid, Model, Prompt, PromptName, Using
+from embedctl.cli.status import Destination, State
 
 EPILOG = """[bold]Examples[/bold]
 embedctl eval corpus.embeddings --queries queries.jsonl --qrels qrels.tsv
-embedctl eval corpus.int8 --queries queries.jsonl --qrels qrels.tsv --json"""
+embedctl eval corpus.int8 --queries queries.jsonl --qrels qrels.tsv --json
+embedctl eval qdrant://localhost:6334/docs --queries queries.jsonl --qrels qrels.tsv --hybrid"""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -42,6 +43,10 @@ def command(
     prompt: Prompt = None,
     prompt_name: PromptName = None,
     model: Model = None,
+    using: Using = None,
+    hybrid: Hybrid = False,
+    exact: Exact = False,
+    state: State = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> int:
@@ -54,9 +59,11 @@ def command(
     machine = overrides(flags)
     from embedctl.query.evaluate import evaluate
     from embedctl.query.queries import Asking
+    from embedctl.query.search import Wanted
 
     asking = Asking(prompt=prompt, prompt_name=prompt_name, model=model, **machine)
+    wanted = Wanted(using=using, hybrid=hybrid, exact=exact, state=state)
     with listening(quiet=quiet) as listener:
-        report = evaluate(destination, queries=queries, qrels=qrels, asking=asking, listener=listener)
+        report = evaluate(destination, queries=queries, qrels=qrels, wanted=wanted, asking=asking, listener=listener)
     show_report(report, as_json=as_json)
     return 0

@@ -36,13 +36,14 @@ def command(
     """
     if not number.isdecimal() or not int(number):
         raise UsageError(f"--number: {number!r} is not a count of runs", hint="--number 10")
-    from embedctl.job.destination import open_existing
+    from embedctl.job.destination import state_of
     from embedctl.job.history import runs
     from embedctl.spec import JobSpec
 
-    _, found = open_existing(JobSpec(to=destination, state=state))
-    found.sink.close()
-    last = runs(found.storage)[: int(number)]
+    storage = state_of(JobSpec(to=destination, state=state))
+    if storage is None:
+        raise UsageError(f"{destination}: no embeddings made by embedctl there", hint="embedctl embed corpus.parquet")
+    last = runs(storage)[: int(number)]
     show_table("runs", last if as_json else [_shown(run) for run in last], COLUMNS, as_json=as_json)
     return 0
 

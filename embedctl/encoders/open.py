@@ -15,6 +15,7 @@ from torch import nn
 
 from embedctl.encoders.attention import NAME, choose_attention, register
 from embedctl.encoders.base import Encoder
+from embedctl.encoders.chunked import bound_memory
 from embedctl.encoders.expansion import expanded
 from embedctl.encoders.open_heads import Wanted, expansion_token, open_heads
 from embedctl.encoders.tail import Heads
@@ -164,6 +165,7 @@ def _fused(
 def _load(loader: object, folder: ModelFolder, device: str, attention: str | None, dtype: str) -> nn.Module:
     assert callable(loader)
     model: nn.Module = loader(folder, dtype=dtype, device=device, attention=attention)
+    bound_memory(model)
     return model
 
 

@@ -90,19 +90,40 @@ def _to(model: nn.Module, device: str, name: str) -> nn.Module:
 
 
 def load_tensors(path: Path, *, allow_pickle: bool) -> dict[str, Tensor]:
-    """All tensors of one module's folder, in float32. :raises ModelError: broken."""
-    tensors: dict[str, Tensor] = {}
-    for file in find_weights(path, allow_pickle=allow_pickle):
-        try:
-            if file.suffix == ".safetensors":
-                from safetensors.torch import load_file
+    """All tensors of one module's folder; or of one file the linear layer in it, as `linear.weight` and `linear.bias`.
 
-                tensors |= load_file(file)
-            else:
-                tensors |= torch.load(file, map_location="cpu", weights_only=True)
+    In float32. :raises ModelError: broken.
+    """
+    tensors: dict[str, Tensor] = {}
+    for file in (path,) if path.is_file() else find_weights(path, allow_pickle=allow_pickle):
+        try:
+            tensors |= _linear_of(file) if path.is_file() else _all_of(file)
         except Exception as exc:
             raise ModelError(f"{file}: cannot be opened: {_first_line(exc)}") from exc
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
+def _all_of(file: Path) -> dict[str, Tensor]:
+    """Pickles give nothing but tensors here, whatever is in them."""
+    if file.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        loaded: dict[str, Tensor] = load_file(file)
+        return loaded
+    pickled: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
+    return pickled
+
+
+def _linear_of(file: Path) -> dict[str, Tensor]:
+    if file.suffix == ".safetensors":
+        from safetensors import safe_open
+
+        with safe_open(file, framework="pt") as opened:
+            return {name: opened.get_tensor(name) for name in opened.keys() if name.startswith("linear.")}  # noqa: SIM118
+    tensors = _all_of(file)
+    if "weight" in tensors:
+        return {f"linear.{name}": tensor for name, tensor in tensors.items()}
+    return {name: tensor for name, tensor in tensors.items() if name.startswith("linear.")}
 
 
 def is_out_of_memory(exc: BaseException) -> bool:

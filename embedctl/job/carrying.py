@@ -32,7 +32,8 @@ from embedctl.storage import STATE, LocalStorage
 
 CARRIED = "carried"
 """Kind of the event that names what a destination was carried from."""
-_EVENTS = ("job", "engine", "int8_ranges")
+_OWN = frozenset({"finalised", "reopened", "lost", "budget", CARRIED})
+"""Kinds of events that a destination has of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ def open_folder(root: Path) -> Folder | None:
         storage=storage,
         plans=tuple(p for p in every if p is not None),
         records=tuple(records),
-        events=tuple(e for e in contents.events if e["kind"] in _EVENTS),
+        events=tuple(e for e in contents.events if e["kind"] not in _OWN),
         letters=letters,
     )
 

@@ -13,6 +13,7 @@ from embedctl.spec import JobSpec
 
 COMMANDS = {
     "embed": "embedctl.job.run:embed",
+    "sync": "embedctl.job.sync:sync",
     "load": "embedctl.job.transfer:load",
 }
 

@@ -13,7 +13,7 @@ from embedctl import plan as plans
 from embedctl.codec import record_from_json, record_to_json
 from embedctl.events import Silent
 from embedctl.job.destination import open_destination
-from embedctl.job.encoding import Encoding
+from embedctl.job.encoding import Encoding, too_many
 from embedctl.ledger import locks
 from embedctl.ledger.segments import Ledger
 from embedctl.plan import Plan
@@ -36,6 +36,7 @@ def count(spec: JobSpec, plan: Plan) -> int:
 
 def run(execution: Execution, tasks: Sequence[int], workers: int) -> None:
     """Commit the slices `tasks`. :raises EmbedctlError: the first failure of any worker."""
+    limit, _ = execution.spec.dead_limit()
 
     def heard(_number: int, report: Mapping[str, Any]) -> int | None:
         if report["kind"] == "batch":
@@ -47,6 +48,8 @@ def run(execution: Execution, tasks: Sequence[int], workers: int) -> None:
         for stage, seconds in report["busy_s"].items():
             execution.meter.busy_s[stage] += seconds
         execution.committed(record, tuple(report["dead"]))
+        if limit is not None and execution.tally.rows.dead > limit:  # each worker counts only its own
+            raise too_many(execution.tally.rows.dead, f"{limit}", execution.storage.uri)
         return None
 
     work = _Work(
@@ -56,6 +59,7 @@ def run(execution: Execution, tasks: Sequence[int], workers: int) -> None:
         owner=execution.storage.owner,
         workers=workers,
         lost=execution.lost,
+        died=execution.tally.rows.dead,
     )
     share(tasks, workers, work, halt=execution.halt, on_report=heard, note=execution.listener.note)
 
@@ -63,7 +67,7 @@ def run(execution: Execution, tasks: Sequence[int], workers: int) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
     """What a worker process is told; picklable. `owner`: the parent's, under whose lease the worker's scratch is safe.
-    `lost`: windows that the ledger still names and the destination no longer holds."""
+    `lost`: windows that the ledger still names and the destination no longer holds. `died`: rows dead before."""
 
     spec: JobSpec
     generation: int
@@ -71,6 +75,7 @@ class _Work:
     owner: str
     workers: int
     lost: frozenset[WindowKey]
+    died: int
 
     def __call__(self, number: int, tasks: Iterator[int], report: Report, halt: Halt) -> None:
         destination = open_destination(self.spec)
@@ -81,7 +86,7 @@ class _Work:
         plan = self._for_worker(plan, number)
         destination.sink.prepare(plan)
         ledger, meter, told = Ledger(storage), Meter(), dict.fromkeys(Meter.STAGES, 0.0)
-        died = 0
+        died = self.died
         done: dict[int, dict[int, WindowRecord]] = {}
 
         def dealt() -> Iterator[tuple[Slice, Mapping[int, WindowRecord]]]:

@@ -70,13 +70,15 @@ class Execution:
         if adopted:
             self.ledger.append(*adopted)
             self.listener.note(f"found {len(adopted)} windows written but not yet in the ledger; adopted them")
-        if reconciled.lost:
-            names = ", ".join(str(r.part) for r in reconciled.lost[:3])
-            self.listener.note(f"{len(reconciled.lost)} committed parts are gone ({names}); their rows are done again")
+        # Points of earlier generations that this one has overwritten are not lost.
+        lost = [r for r in reconciled.lost if not self.plan.is_sync or r.key.generation == self.plan.generation]
+        if lost:
+            names = ", ".join(str(r.part) for r in lost[:3])
+            self.listener.note(f"{len(lost)} committed parts are gone ({names}); their rows are done again")
             if ending.is_finalised(self.plan, self.ledger.contents):
                 ending.reopen(self.plan, self.ledger)
-            self.ledger.forget(reconciled.lost)
-            self.lost = frozenset(r.key for r in reconciled.lost)
+            self.ledger.forget(lost)
+            self.lost = frozenset(r.key for r in lost)
         if len(self.ledger.contents.windows) > COMPACT_AT:
             self.ledger.compact()
 
@@ -132,8 +134,10 @@ class Execution:
             ledger = Ledger(self.storage)
             if ending.is_finalised(self.plan, ledger.contents):
                 return self._summary(ledger, "done" if self.tally.tokens else "already done")
-            before = ending.totals(ledger.contents).dead
-            self.new_dead += ending.finalise(self.plan, self.storage, ledger, self.sink).dead - before
+            first = self.plan.generation == 1 and not ending.rounds(self.plan, ledger.contents, ending.FINALISED)
+            before = 0 if first else ending.totals(ledger.contents).dead - self.new_dead
+            # Until a run ended well nobody was told of the letters, whichever run wrote them.
+            self.new_dead = ending.finalise(self.plan, self.storage, ledger, self.sink).dead - before
         return self._summary(ledger, "done")
 
     def _summary(self, ledger: Ledger, status: str) -> Summary:

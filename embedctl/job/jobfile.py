@@ -110,8 +110,9 @@ def _tables(path: Path, content: Mapping[str, Any]) -> list[tuple[str, dict[str,
         raise UsageError(f"{path}: defaults: {defaults!r} is not a table", hint="[defaults]")
     if "name" in defaults:
         raise UsageError(f"{path}: defaults: a name is one job's own")
-    named = list(jobs.items()) if isinstance(jobs, dict) else [(None, job) for job in jobs]
-    if not isinstance(jobs, (dict, list)) or not named or not all(isinstance(job, dict) for _, job in named):
+    listed = [(None, job) for job in jobs] if isinstance(jobs, list) else []
+    named = list(jobs.items()) if isinstance(jobs, dict) else listed
+    if not named or not all(isinstance(job, dict) for _, job in named):
         raise UsageError(f"{path}: no job in it", hint='[job.docs] with inputs = ["corpus.parquet"]')
     return [(_name_of(path, name, job), _under(defaults, job)) for name, job in named]
 

@@ -51,6 +51,11 @@ def retry(destination: str, overrides: Mapping[str, Any], listener: Listener) ->
     lease: list[locks.Lease] = []
     with obeyed(halt, last_words=lambda: locks.release_all(lease)), contextlib.ExitStack() as stack:
         last, found = open_existing(JobSpec(to=destination, state=overrides.get("state")))
+        if last.is_loaded:
+            raise PlanMismatch(
+                f"{found.uri}: its vectors were loaded, not embedded",
+                hint="mend the tables, then load them again with another --to, or with --swap-alias",
+            )
         storage, sink = found.storage, found.sink
         stack.callback(storage.drop_own_scratch)
         stack.callback(sink.close)

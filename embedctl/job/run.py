@@ -15,7 +15,7 @@ from embedctl.errors import Locked, PlanMismatch, SourceChanged
 from embedctl.events import Listener, Summary
 from embedctl.job import finalise as ending
 from embedctl.job import planning, wiring
-from embedctl.job.destination import default_destination, open_destination
+from embedctl.job.destination import Destination, default_destination, open_destination
 from embedctl.job.execution import Execution
 from embedctl.job.replay import Replay
 from embedctl.job.signals import obeyed
@@ -57,7 +57,7 @@ def _embed(spec: JobSpec, listener: Listener) -> Summary:
         with contextlib.ExitStack() as stack:
             stack.callback(storage.drop_own_scratch)
             stack.callback(destination.sink.close)
-            plan, folders = _find_or_make(spec, files, storage, listener, halt)
+            plan, folders = _find_or_make(spec, files, destination, listener, halt)
             ledger = Ledger(storage)
             if _is_done(plan, destination.sink, ledger):
                 return summary_of(plan, storage, ledger, Meter(), began, new_dead=0, status="already done")
@@ -98,11 +98,15 @@ def _is_done(plan: Plan, sink: Sink, ledger: Ledger) -> bool:
 def _find_or_make(
     spec: JobSpec,
     files: Sequence[SourceFile],
-    storage: LocalStorage,
+    destination: Destination,
     listener: Listener,
     halt: Halt,
 ) -> tuple[Plan, Sequence[ModelFolder] | None]:
-    """The destination's plan, checked against the spec, or a new one, published while nobody else can."""
+    """The destination's plan, checked against the spec, or a new one, published while nobody else can.
+
+    A new one is only published when the destination can take its outputs.
+    """
+    storage = destination.storage
     plan = plans.load(storage)
     if plan is None:
         made = planning.draft(spec, files)
@@ -111,8 +115,13 @@ def _find_or_make(
             halt.check()
             found = plans.load(storage)
             if found is None:
+                destination.sink.prepare(made.plan)
                 return _publish(made, spec, storage), made.folders
         plan = found
+    if plan.is_loaded:
+        raise PlanMismatch(
+            f"{storage.uri}: its vectors were loaded, not embedded", hint="choose another destination with --to"
+        )
     first = plans.load(storage, 1) or plan
     plans.check(first, spec, storage.uri)
     if plan.generation > 1 and not ending.is_finalised(plan, Ledger(storage).contents):

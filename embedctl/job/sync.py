@@ -24,7 +24,7 @@ from embedctl.job.signals import obeyed
 from embedctl.job.summary import skipped_summary, summary_of
 from embedctl.job.sync_look import Look, Looker, guard
 from embedctl.job.sync_reuse import reuse
-from embedctl.job.sync_state import letters_of
+from embedctl.job.sync_state import letters_of, state_of
 from embedctl.ledger import locks
 from embedctl.ledger.segments import RETIRED, Contents, Ledger
 from embedctl.plan import Plan
@@ -50,7 +50,7 @@ def sync(spec: JobSpec, listener: Listener, *, dry_run: bool = False) -> Summary
     if spec.num_shards > 1:
         raise UsageError("--num-shards: a sync is one run", hint="leave it out, or use --workers")
     try:
-        if _is_new(spec):
+        if _is_first(spec):
             return _first(spec, listener, dry_run=dry_run)
         return _sync(spec, listener, dry_run)
     except Locked as exc:
@@ -60,10 +60,16 @@ def sync(spec: JobSpec, listener: Listener, *, dry_run: bool = False) -> Summary
         return skipped_summary(spec.to or default_destination(spec.inputs))
 
 
-def _is_new(spec: JobSpec) -> bool:
+def _is_first(spec: JobSpec) -> bool:
+    """Whether the destination is still to be filled for the first time, from the files as they were planned."""
     found = open_destination(spec)
     try:
-        return not (found.storage.root / STATE).is_dir() or plans.load(found.storage) is None
+        plan = plans.load(found.storage) if (found.storage.root / STATE).is_dir() else None
+        if plan is None:
+            return True
+        if plan.generation > 1 or ending.is_finalised(plan, Ledger(found.storage).contents):
+            return False
+        return not plan.is_stream and snapshot(discover(spec.inputs, spec.format)) == plan.snapshot
     finally:
         found.sink.close()
 
@@ -73,9 +79,24 @@ def _first(spec: JobSpec, listener: Listener, *, dry_run: bool) -> Summary:
     plan = planning.draft(spec, discover(spec.inputs, spec.format)).plan
     _check_ids(plan)
     if not dry_run:
-        return run.embed(spec, listener)
+        summary = run.embed(spec, listener)
+        _prepare_next(spec)
+        return summary
     counts = {"added": sum(ending.planned_rows(plan).values()) or None, "changed": 0, "payload": 0, "deleted": 0}
     return _told(spec.to or default_destination(spec.inputs), plan, Rows(), {"changes": counts, "examples": {}}, 0.0)
+
+
+def _prepare_next(spec: JobSpec) -> None:
+    """Write the state of the rows, so that the next sync need not read them back."""
+    found = open_destination(spec)
+    try:
+        plan, contents = plans.load(found.storage), Ledger(found.storage).contents
+        if plan is not None and ending.is_finalised(plan, contents):
+            found.sink.prepare(plan)
+            state_of(plan, contents, found.sink, found.storage)
+    finally:
+        found.sink.close()
+        found.storage.drop_own_scratch()
 
 
 def _check_ids(plan: Plan) -> None:
@@ -130,14 +151,14 @@ class Nightly:
         self._check_settings(last)
         sink.prepare(last)
         contents = Ledger(storage).contents
+        earlier: Summary | None = None
         if last.is_sync and not ending.is_finalised(last, contents):
-            last = self._finish_earlier(last, contents)
-            contents = Ledger(storage).contents
+            earlier = self._finish_earlier(last, contents)
         lost = self._mend(last)
         contents = Ledger(storage).contents
         done = ending.is_finalised(last, contents)
         if done and not lost and snapshot(files) == last.snapshot:
-            return self._nothing(last)
+            return earlier or self._nothing(last)
         look = Looker(
             spec=self.spec, last=last, contents=contents, sink=sink, storage=storage, listener=self.listener,
             halt=self.halt, began=self.began, lost=lost, dry_run=self.dry_run,
@@ -164,18 +185,18 @@ class Nightly:
                     f"{one.asked}: its weights or tokenizer are not the ones {self.found.uri} was made with", hint=hint
                 )
 
-    def _finish_earlier(self, last: Plan, contents: Contents) -> Plan:
+    def _finish_earlier(self, last: Plan, contents: Contents) -> Summary | None:
         """Complete a sync that was stopped after its list of changes was whole, whatever the corpus is now."""
         if self.dry_run:
             raise PlanMismatch(
                 f"{self.found.uri}: a sync was begun and not finished, so there is no telling what the next would do",
                 hint="finish it first: the same command without --dry-run",
             )
-        gone = {r.key for r in self.found.sink.reconcile(ending.live_records(contents)).lost}
-        if not any(key.generation < last.generation for key in gone):
-            self.listener.note(f"going on with the sync to generation {last.generation}")
-            self._execute(last)
-        return last
+        lost = self.found.sink.reconcile(ending.live_records(contents)).lost
+        if any(r.part and r.key.generation < last.generation for r in lost):
+            return None  # its old rows cannot be taken out any more: the next generation begins with what is there
+        self.listener.note(f"going on with the sync to generation {last.generation}")
+        return self._execute(last)
 
     def _mend(self, last: Plan) -> bool:
         """Bring the ledger to what the destination holds; whether windows are gone, whose rows are new again."""
@@ -188,8 +209,11 @@ class Nightly:
         if reconciled.adopted:
             ledger.append(*reconciled.adopted)
         if reconciled.lost:
-            names = ", ".join(str(r.part) for r in reconciled.lost[:3])
-            self.listener.note(f"{len(reconciled.lost)} parts are gone ({names}); their rows are embedded again")
+            self.listener.note(f"{len(reconciled.lost)} windows are gone; their rows are embedded again")
+            for record in reconciled.lost:
+                if record.part is None:  # a store may still hold some of its points
+                    changed = replace(record, revision=ledger.contents.next_revision(record.key))
+                    sink.drop_rows(record, changed, range(len(sink.rows(record)[0])))
             keys = [[r.key.generation, r.key.slice, r.key.window] for r in reconciled.lost]
             ledger.append({"kind": RETIRED, "keys": keys})
         return bool(reconciled.lost)

@@ -156,15 +156,16 @@ class Scan:
         """Rows that live, int64, and why others are dead; those that `--where` passes over are counted."""
         rows: list[int] = []
         problems: dict[int, str] = {}
-        known = self.letters
+        known, passes = self.letters, judged.passes.tolist()
+        problem, errors = self.reader.problem, block.errors
         for i in judged.order:
-            if self.is_full:
-                break
-            if i not in block.errors and not judged.passes[i]:
+            if not passes[i] and i not in errors:
                 books.skipped += 1
                 continue
+            if self.is_full:
+                break
             self.rows += 1
-            why = self.reader.problem(judged, block, i)
+            why = problem(judged, block, i)
             if known:
                 why = why or known.get((block.file, int(block.positions[i])))
             if why is None:

@@ -79,10 +79,8 @@ def _counts(state: RowsState) -> dict[int, int]:
     """Rows of each file, by its number in the state."""
     counts: dict[int, int] = {}
     for bucket in state.buckets:
-        files, numbers = np.unique(bucket["file"], return_counts=True)
-        for file, count in zip(files.tolist(), numbers.tolist(), strict=True):
-            if file != NO_FILE:
-                counts[file] = counts.get(file, 0) + count
+        for file, count in enumerate(np.bincount(bucket["file"] - NO_FILE).tolist()):
+            counts[file + NO_FILE] = counts.get(file + NO_FILE, 0) + count
     return counts
 
 

@@ -77,10 +77,12 @@ class RowsState:
 
     def entries(self, begin: int, end: int) -> np.ndarray:
         """Rows [begin, end) as records."""
-        rows = np.arange(begin, end, dtype=np.int64)
         out = np.empty(end - begin, dtype=_ENTRY)
-        for column in _ENTRY.names or ():
-            out[column] = self.take(column, rows)
+        for bucket, first in zip(self.buckets, self.starts.tolist(), strict=False):
+            low, high = max(begin, first), min(end, first + len(bucket["high"]))
+            if low < high:
+                for column in _ENTRY.names or ():
+                    out[column][low - begin : high - begin] = bucket[column][low - first : high - first]
         return out
 
 
@@ -234,8 +236,13 @@ def _spill(blocks: Iterable[np.ndarray], paths: Sequence[Path]) -> None:
 
 
 def _sorted(entries: np.ndarray) -> np.ndarray:
-    order = np.lexsort((entries["row"], entries["place"], entries["low"], entries["high"]))
-    found: np.ndarray = entries[order]
+    """By id hash, then place and row. Mostly sorted runs come in, which a stable sort by the first word soon joins."""
+    found: np.ndarray = entries[np.argsort(entries["high"], kind="stable")]
+    same = found["high"][1:] == found["high"][:-1]
+    if same.any():
+        tied = np.concatenate([same, [False]]) | np.concatenate([[False], same])
+        rows = found[tied]
+        found[tied] = rows[np.lexsort((rows["row"], rows["place"], rows["low"], rows["high"]))]
     return found
 
 

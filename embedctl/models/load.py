@@ -16,6 +16,7 @@ from embedctl.models.fake import fake_options
 from embedctl.models.files import read_json, read_object
 from embedctl.models.fingerprint import file_sha256
 from embedctl.models.folder import ModelFolder
+from embedctl.models.registered import registered
 from embedctl.models.score_format import fake_scorer, read_scorer
 from embedctl.models.st_format import read_folder
 
@@ -61,6 +62,13 @@ def _locate(name: str, revision: str | None, *, offline: bool, allow_pickle: boo
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve(), path.resolve().name
+    own = registered().get(name)
+    if own is not None:
+        if not own.is_dir():
+            raise ModelError(
+                f"--model: {name} was added as {own}, which is gone", hint=f"embedctl models remove {name}"
+            )
+        return own, name
     entry = known.find(name)
     if entry is not None:
         packaged = _packaged(entry) if revision is None else None

@@ -130,7 +130,8 @@ def _window_again(plan: Plan, record: WindowRecord, records: Sequence[WindowReco
 def _stored(plan: Plan, storage: LocalStorage, record: WindowRecord) -> tuple[Outputs, Mapping[Key, np.ndarray]]:
     """The part's values, and where each unit's are: int64 (1,)."""
     table = pq.read_table(storage.root / (record.part or ""), partitioning=None)
-    chunks: list[Any] = table.column("chunk").to_pylist() if "chunk" in table.column_names else [0] * table.num_rows
+    number = "candidate" if plan.spec.get("candidates_column") else "chunk"
+    chunks: list[Any] = table.column(number).to_pylist() if plan.chunked else [0] * table.num_rows
     ids: list[Any] = table.column("id").cast(pa.string()).to_pylist()
     values = {o.name: values_of(table.column(o.name).combine_chunks(), o)[0] for o in plan.outputs}
     return values, {key: np.array([n]) for n, key in enumerate(zip(ids, chunks, strict=True))}
@@ -152,6 +153,7 @@ def _alone(encoder: Encoder, tokenized: Tokenized, sequence: int) -> Outputs:
             input_ids_T=tokenized.ids_T[begin:end],
             cu_seqlens=np.array([0, end - begin], dtype=np.int32),
             units=np.zeros(1, dtype=np.int64),
+            token_type_ids_T=None if tokenized.types_T is None else tokenized.types_T[begin:end].astype(np.int32),
         )
     )
 

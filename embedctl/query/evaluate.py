@@ -6,20 +6,28 @@ Refused: a file with no judgement, a line that is none. Ids that match nothing a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from embedctl.errors import SourceError, UsageError
 from embedctl.events import Listener
-from embedctl.job.destination import open_existing
-from embedctl.query.nearest import nearest
-from embedctl.query.parts import Parts, known_ids, open_parts, rows_of, stretches
+from embedctl.job import finalise as ending
+from embedctl.job.destination import Destination, open_existing
+from embedctl.ledger.segments import Ledger
+from embedctl.outputs import OutputSpec
+from embedctl.plan import Plan
+from embedctl.query.parts import known_ids, open_parts, rows_of
 from embedctl.query.queries import Asking, Query, embed_queries, read_queries
-from embedctl.query.search import check_parquet, scorer_of, tell_unfinished
+from embedctl.query.search import Wanted, ranked, searchable, tell_unfinished
+from embedctl.sinks.parquet import ParquetSink
 from embedctl.spec import JobSpec
 
 DEPTH = 100
+CHUNKS = 4
+"""A store is asked for so many times more chunks than documents are wanted."""
 CUTOFF = 10
 MEASURES = {"ndcg@10": "ndcg_cut_10", "mrr@10": "recip_rank", "recall@100": "recall_100"}
 
@@ -27,36 +35,49 @@ Qrels = dict[str, dict[str, int]]
 """Query id -> document id -> relevance; 0 and below: judged as not relevant."""
 
 
-def evaluate(destination: str, *, queries: Path, qrels: Path, asking: Asking, listener: Listener) -> dict[str, Any]:
+def evaluate(
+    destination: str,
+    *,
+    queries: Path,
+    qrels: Path,
+    wanted: Wanted | None = None,
+    asking: Asking,
+    listener: Listener,
+) -> dict[str, Any]:
     """JSON-ready; a document of several chunks counts once, with its best.
 
     :raises UsageError: a bad line, no judged query, or pytrec_eval is not installed.
     """
     _library()
+    wanted = wanted or Wanted()
     judged, asked = read_qrels(qrels), read_queries(queries)
-    plan, found = open_existing(JobSpec(to=destination))
-    check_parquet(found)
-    parts = open_parts(plan, found)
-    tell_unfinished(parts, listener)
-    relevant = {q for q, documents in judged.items() if max(documents.values()) > 0}
-    known = [query for query in asked if query.id in relevant]
-    if not known:
-        raise UsageError(
-            f"--qrels: of its {len(relevant)} queries with a relevant document none is among the {len(asked)} asked",
-            hint="the first column must hold the ids of --queries",
+    plan, found = open_existing(JobSpec(to=destination, state=wanted.state))
+    with closing(found.sink):
+        outputs = wanted.outputs(plan, found.uri)
+        relevant = {q for q, documents in judged.items() if max(documents.values()) > 0}
+        known = [query for query in asked if query.id in relevant]
+        if not known:
+            raise UsageError(
+                f"--qrels: of its {len(relevant)} queries with a relevant document none is among the "
+                f"{len(asked)} asked",
+                hint="the first column must hold the ids of --queries",
+            )
+        documents = {document for query in known for document in judged[query.id]}
+        bench = _Folder if isinstance(found.sink, ParquetSink) else _Store
+        runs, here, done = bench(plan=plan, found=found, listener=listener).runs(
+            known, documents, outputs, wanted, asking
         )
-    runs = _runs(parts, known, asking, listener)
     scores = measure(runs, {query.id: judged[query.id] for query in known})
-    documents = {document for query in known for document in judged[query.id]}
-    lost = len(documents - known_ids(parts, documents))
+    lost = len(documents - here)
     if lost:
         listener.note(f"{lost} of {len(documents)} judged documents are not in {found.uri}: they count as not found")
     return {
         "version": 1,
         "destination": found.uri,
-        "model": parts.plan.model["name"],
-        "vector_type": parts.plan.spec["vector_type"],
-        "finished": parts.finished,
+        "model": plan.model["name"],
+        "vector_type": outputs[0].vector_type,
+        "outputs": [o.name for o in outputs],
+        "finished": done,
         "queries": len(known),
         "measures": {name: sum(s[name] for s in scores.values()) / len(known) for name in MEASURES},
         "unknown": {
@@ -68,15 +89,67 @@ def evaluate(destination: str, *, queries: Path, qrels: Path, asking: Asking, li
     }
 
 
-def _runs(parts: Parts, queries: Sequence[Query], asking: Asking, listener: Listener) -> dict[str, list[str]]:
-    """Query id -> ids of its DEPTH best documents, best first, each once."""
-    vectors = embed_queries(parts.plan, queries, asking, listener)
-    rankings, _ = nearest(stretches(parts), scorer_of(parts, vectors), count=len(queries), k=DEPTH, by_document=True)
-    rows = rows_of(parts, {key for ranking in rankings for key in ranking.keys.tolist()}, ["id"])
-    return {
-        query.id: list(dict.fromkeys(str(rows[key]["id"]) for key in ranking.keys.tolist()))
-        for query, ranking in zip(queries, rankings, strict=True)
-    }
+Runs = dict[str, list[str]]
+"""Query id -> ids of its DEPTH best documents, best first, each once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Folder:
+    plan: Plan
+    found: Destination
+    listener: Listener
+
+    def runs(
+        self,
+        queries: Sequence[Query],
+        documents: Collection[str],
+        outputs: Sequence[OutputSpec],
+        wanted: Wanted,
+        asking: Asking,
+    ) -> tuple[Runs, set[str], bool]:
+        """Runs, those of the documents that are there, and whether the job is finished."""
+        parts = open_parts(self.plan, self.found)
+        tell_unfinished(parts, self.listener)
+        vectors = embed_queries(parts.plan, queries, asking, self.listener, [o.name for o in outputs])
+        rankings, _, _ = ranked(
+            parts, outputs, vectors, count=len(queries), k=DEPTH, where=wanted.where, by_document=True
+        )
+        rows = rows_of(parts, {key for ranking in rankings for key in ranking.keys.tolist()}, ["id"])
+        runs = {
+            query.id: list(dict.fromkeys(str(rows[key]["id"]) for key in ranking.keys.tolist()))
+            for query, ranking in zip(queries, rankings, strict=True)
+        }
+        return runs, known_ids(parts, documents), parts.finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Store:
+    plan: Plan
+    found: Destination
+    listener: Listener
+
+    def runs(
+        self,
+        queries: Sequence[Query],
+        documents: Collection[str],
+        outputs: Sequence[OutputSpec],
+        wanted: Wanted,
+        asking: Asking,
+    ) -> tuple[Runs, set[str], bool]:
+        """As in a folder, by the store's own index."""
+        store = searchable(self.found)
+        contents = Ledger(self.found.storage).contents
+        vectors = embed_queries(self.plan, queries, asking, self.listener, [o.name for o in outputs])
+        depth = DEPTH * CHUNKS if self.plan.chunked else DEPTH
+        hits = store.search(vectors, limit=depth, where=wanted.where, exact=wanted.exact)
+        runs = {
+            query.id: list(dict.fromkeys(hit.id for hit in found))[:DEPTH]
+            for query, found in zip(queries, hits, strict=True)
+        }
+        here: set[str] = set()
+        for record in ending.live_records(contents):
+            here.update(set(self.found.sink.rows(record)[0]) & set(documents) if record.units else ())
+        return runs, here, ending.is_finalised(self.plan, contents)
 
 
 def measure(runs: Mapping[str, Sequence[str]], qrels: Qrels) -> dict[str, dict[str, float]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from embedctl.query.parts import Stretch
-from embedctl.query.similarity import Scorer
+from embedctl.query.similarity import AnyScorer
 
 QUERIES_AT_ONCE = 256
 
@@ -25,7 +25,7 @@ class Ranking:
 
 
 def nearest(
-    stretches: Iterable[Stretch], scorer: Scorer, *, count: int, k: int, by_document: bool
+    stretches: Iterable[Stretch], scorer: AnyScorer, *, count: int, k: int, by_document: bool
 ) -> tuple[list[Ranking], int]:
     """Rankings of `count` queries, and how many vectors were looked at.
 

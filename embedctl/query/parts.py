@@ -2,12 +2,12 @@
 
 Enters: the destination's name. Leaves: its parts in reading order, batches of vectors, single rows. A row's key is
 int64: the part's number in the upper half, the row's number in the part in the lower, so keys ascend in reading order.
-Refused: a part that is gone or unreadable (`BooksError`), an `embedding` that is not one vector a row.
+Refused: a part that is gone or unreadable (`BooksError`), one that lacks an output's column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +24,13 @@ from embedctl.job import finalise as ending
 from embedctl.job.destination import Destination
 from embedctl.job.encoding import ranges_of
 from embedctl.ledger.segments import Ledger
+from embedctl.outputs import OutputSpec, Values, take
 from embedctl.plan import Plan
 from embedctl.query.verify import as_matrix
+from embedctl.sinks.columns import values_of
 from embedctl.sinks.versions import CURRENT
 from embedctl.sources.where import Where, columns_of
 
-VECTOR = "embedding"
 BATCH_BYTES = 32 << 20
 BATCH_ROWS = 4096
 _LOW = (1 << 32) - 1
@@ -37,25 +38,30 @@ _LOW = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """One version of a destination. `ranges`: float32 (2, C) for int8 and uint8 vectors, else None."""
+    """One version of a destination. `ranges`: float32 (2, C) by output, for int8 and uint8 vectors."""
 
     destination: str
     plan: Plan
     paths: tuple[Path, ...]
     finished: bool
-    ranges: np.ndarray | None
+    ranges: Mapping[str, np.ndarray]
+
+    @property
+    def outputs(self) -> frozenset[str]:
+        """Names of the columns that hold vectors."""
+        return frozenset(o.name for o in self.plan.outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
     """Consecutive rows of one part. keys, documents: int64 (n,); a document's key is that of its first chunk.
 
-    vectors: (n, C') as stored.
+    vectors: n values of one output, as stored.
     """
 
     keys: np.ndarray
     documents: np.ndarray
-    vectors: np.ndarray
+    vectors: Values
 
 
 def open_parts(newest: Plan, found: Destination) -> Parts:
@@ -80,27 +86,29 @@ def open_parts(newest: Plan, found: Destination) -> Parts:
         plan=plan,
         paths=paths,
         finished=ending.is_finalised(plan, contents),
-        ranges=ranges_of(plan, contents, plan.outputs[0].name),
+        ranges={o.name: known for o in plan.outputs if (known := ranges_of(plan, contents, o.name)) is not None},
     )
 
 
-def stretches(parts: Parts, where: str | None = None, without: np.ndarray | None = None) -> Iterator[Stretch]:
-    """All rows for which `where` holds, but those whose keys are in `without`, in bounded pieces.
+def stretches(
+    parts: Parts, output: OutputSpec, where: str | None = None, without: np.ndarray | None = None
+) -> Iterator[Stretch]:
+    """One output of all rows for which `where` holds, but those whose keys are in `without`, in bounded pieces.
 
     :raises UsageError: an unknown column in `where`, or it is no condition.
     """
     if not parts.paths:
         return
-    schema = _schema(parts)
-    names = [name for name in schema.names if name != VECTOR]
+    schema = _schema(parts, output.name)
+    names = [name for name in schema.names if name not in parts.outputs]
     asked = sorted(columns_of(where, names)) or ["id"] if where else []
     rule = Where(where, pa.schema([schema.field(name) for name in asked])) if where else None
     chunk = ["chunk"] if parts.plan.chunked else []
-    width = parts.plan.model["dim"] * 8
     try:
         for number in range(len(parts.paths)):
             document = 0
-            for keys, batch in _batches(parts, number, list(dict.fromkeys([VECTOR, *chunk, *asked])), width):
+            columns = list(dict.fromkeys([output.name, *chunk, *asked]))
+            for keys, batch in _batches(parts, number, columns, _row_bytes(output)):
                 documents = keys
                 if chunk:
                     documents = np.maximum.accumulate(np.where(batch.column("chunk").to_numpy() == 0, keys, document))
@@ -109,11 +117,21 @@ def stretches(parts: Parts, where: str | None = None, without: np.ndarray | None
                 if without is not None:
                     keep &= ~np.isin(keys, without)
                 if keep.any():
-                    vectors = as_matrix(batch.column(VECTOR))
-                    yield Stretch(keys=keys[keep], documents=documents[keep], vectors=vectors[keep])
+                    vectors = take(stored_values(batch.column(output.name), output), np.flatnonzero(keep))
+                    yield Stretch(keys=keys[keep], documents=documents[keep], vectors=vectors)
     finally:
         if rule is not None:
             rule.close()
+
+
+def stored_values(column: pa.Array[Any], output: OutputSpec) -> Values:
+    """A column of vectors as values, as they are stored."""
+    return as_matrix(column) if pa.types.is_fixed_size_list(column.type) else values_of(column, output)[0]
+
+
+def _row_bytes(output: OutputSpec) -> int:
+    """About what one row takes while it is looked at."""
+    return {"sparse": 4096, "multivector": output.dim * 8 * 256}.get(output.kind, output.dim * 8)
 
 
 def keys_of(parts: Parts, id: str) -> np.ndarray:
@@ -137,33 +155,36 @@ def known_ids(parts: Parts, ids: Collection[str]) -> set[str]:
 
 
 def rows_of(parts: Parts, keys: Collection[int], columns: Sequence[str] | None = None) -> dict[int, dict[str, Any]]:
-    """Key -> the row's columns (None: all but the vector), as Python values; the vector comes as an array."""
+    """Key -> the row's columns (None: all but the vectors), as Python values; vectors come as values of one row."""
     out: dict[int, dict[str, Any]] = {}
     by_part: dict[int, list[int]] = {}
     for key in sorted(set(keys)):
         by_part.setdefault(key >> 32, []).append(key & _LOW)
     for number, rows in by_part.items():
         with _opened(parts, number) as file:
-            wanted = list(columns) if columns else [n for n in file.schema_arrow.names if n != VECTOR]
+            wanted = list(columns) if columns else [n for n in file.schema_arrow.names if n not in parts.outputs]
             begin = 0
             for group in range(file.num_row_groups):
                 count = file.metadata.row_group(group).num_rows
                 here = [row for row in rows if begin <= row < begin + count]
                 if here:
                     table = file.read_row_group(group, columns=wanted).take(pa.array([r - begin for r in here]))
-                    out |= {number << 32 | row: values for row, values in zip(here, _values(table), strict=True)}
+                    found = zip(here, _values(parts, table), strict=True)
+                    out |= {number << 32 | row: values for row, values in found}
                 begin += count
     return out
 
 
-def _values(table: pa.Table) -> list[dict[str, Any]]:
-    """Rows as dicts, the vector as an array in its stored type."""
-    rows = table.select([n for n in table.column_names if n != VECTOR]).to_pylist()
-    if VECTOR not in table.column_names:
-        return rows
-    vectors = as_matrix(table.column(VECTOR).combine_chunks())
-    rows = rows or [{} for _ in range(table.num_rows)]
-    return [{**row, VECTOR: vectors[i]} for i, row in enumerate(rows)]
+def _values(parts: Parts, table: pa.Table) -> list[dict[str, Any]]:
+    """Rows as dicts, their vectors as values of one row in their stored type."""
+    plain = [n for n in table.column_names if n not in parts.outputs]
+    rows: list[dict[str, Any]] = table.select(plain).to_pylist() if plain else [{} for _ in range(table.num_rows)]
+    for output in parts.plan.outputs:
+        if output.name in table.column_names and table.num_rows:
+            vectors = stored_values(pa.concat_arrays(table.column(output.name).chunks), output)
+            for i, row in enumerate(rows):
+                row[output.name] = take(vectors, np.array([i]))
+    return rows
 
 
 def _batches(
@@ -179,15 +200,12 @@ def _batches(
                 first += batch.num_rows
 
 
-def _schema(parts: Parts) -> pa.Schema:
+def _schema(parts: Parts, output: str) -> pa.Schema:
     with _opened(parts, 0) as file:
         schema = file.schema_arrow
-    place = schema.get_field_index(VECTOR)
-    if place < 0 or not pa.types.is_fixed_size_list(schema.field(place).type):
+    if output not in schema.names:
         held = ", ".join(f"{f.name} ({f.type})" for f in schema)
-        raise UsageError(
-            f"{parts.destination}: no column {VECTOR!r} of one dense vector a row to search; it holds {held}"
-        )
+        raise UsageError(f"{parts.destination}: no column {output!r} of vectors to search; it holds {held}")
     return schema
 
 

@@ -1,6 +1,6 @@
 """Queries, and their vectors: made as the corpus was, but with the prompt of the query side.
 
-Enters: texts, or a JSONL file of them, and a plan. Leaves: float32 vectors by the plan's model, pooling, dimension
+Enters: texts, or a JSONL file of them, and a plan. Leaves: values of each output by its own model, pooling, dimension
 and compute type. Refused: a line that is no query, a text that cannot be embedded, other weights than the plan's.
 """
 
@@ -20,8 +20,8 @@ from embedctl.errors import EncoderError, PlanMismatch, SourceError, UsageError
 from embedctl.events import Listener
 from embedctl.job import planning, wiring
 from embedctl.models.folder import ModelFolder
-from embedctl.outputs import take
-from embedctl.plan import Plan
+from embedctl.outputs import OutputKind, OutputSpec, Values, take
+from embedctl.plan import Pass, Plan
 from embedctl.records import Cursor, Window, WindowKey
 from embedctl.spec import JobSpec
 from embedctl.stages.encode import Engine, finish, start
@@ -91,31 +91,47 @@ def _query(line: str, where: str) -> Query:
     return Query(id=str(id), text=text)
 
 
-def embed_queries(plan: Plan, queries: Sequence[Query], asking: Asking, listener: Listener) -> np.ndarray:
-    """float32 (Q, C), row i for query i.
+def embed_queries(
+    plan: Plan, queries: Sequence[Query], asking: Asking, listener: Listener, names: Sequence[str] | None = None
+) -> dict[str, Values]:
+    """By output (of `names`, None: of all), Q values in float32 or, for multivectors, of any float; i for query i.
 
-    :raises PlanMismatch: the model is not the one that the corpus was embedded with.
-    :raises UsageError: a text that cannot be embedded. :raises EncoderError: a query's vector is NaN, Inf or zero.
+    :raises PlanMismatch: a model is not the one that the corpus was embedded with.
+    :raises UsageError: a text that cannot be embedded, vectors that were loaded without a model.
+    :raises EncoderError: a query's vector is NaN, Inf or zero.
     """
     for query in queries:
         if problem := row_problem(query.text):
             raise UsageError(f"query {query.id!r}: {problem}")
-    folder = _same_model(plan, asking)
-    resolved, spec = _resolved(plan, folder, asking)
+    out: dict[str, Values] = {}
+    for one in _passes(plan, asking):
+        wanted = [o for o in one.outputs if names is None or o.name in names]
+        if wanted:
+            out |= _of_model(plan, one, wanted, queries, asking, listener)
+    return {o.name: out[o.name] for o in plan.outputs if o.name in out}
+
+
+def _of_model(
+    plan: Plan, one: Pass, wanted: Sequence[OutputSpec], queries: Sequence[Query], asking: Asking, listener: Listener
+) -> dict[str, Values]:
+    folder = _same_model(plan, one, asking).as_query()
+    resolved, spec = _resolved(plan, one, folder, asking)
     tokenizer = wiring.open_tokenizer(folder, resolved, spec)
     resolved["num_prompt_tokens"] = tokenizer.num_prompt_tokens
-    encoder = wiring.open_planned_encoder(folder, spec, resolved)
+    encoder = wiring.open_planned_encoder(folder, spec, resolved, [o.kind for o in wanted])
     rules = TextRules(
         unique=unique_texts,
         feeds=[wiring.feed_rules(tokenizer, encoder.padded)],
         chunk=None,
         on_overlong="truncate",
         overlong=None,
+        piece=lambda text, begin, end: text[begin:end],
     )
     padded = padding_of if encoder.padded else lambda batch: batch.num_tokens
+    outputs: dict[OutputKind, str] = {o.kind: o.name for o in wanted}
     try:
         with ThreadPoolExecutor(max(1, encoder.lanes)) as pool:
-            engine = Engine(encoder=encoder, names={"dense": "dense"}, split=split_batch, padded=padded, pool=pool)
+            engine = Engine(encoder=encoder, names=outputs, split=split_batch, padded=padded, pool=pool)
             window = _window(queries)
             started = start(prepare(window, rules, [resolved["batch_tokens"]]), [engine])
             done = finish(started, [engine], lambda _: None, window.key)
@@ -126,7 +142,35 @@ def embed_queries(plan: Plan, queries: Sequence[Query], asking: Asking, listener
     cut = int(done.prepared.units.tokenized.truncated[done.prepared.units.sequence].sum())
     if cut:
         listener.note(f"{cut} of {len(queries)} queries are longer than the model's {tokenizer.max_length} tokens: cut")
-    return np.asarray(take(done.outputs["dense"], done.prepared.units.sequence))
+    return {name: take(done.outputs[name], done.prepared.units.sequence) for name in outputs.values()}
+
+
+def _passes(plan: Plan, asking: Asking) -> tuple[Pass, ...]:
+    """The plan's; for vectors that were loaded, what the model named now makes of its settings.
+
+    :raises UsageError: no model is known. :raises PlanMismatch: it gives vectors of another size.
+    """
+    if not plan.is_loaded:
+        return plan.passes
+    card = plan.passes[0]
+    asked = asking.model or card.asked or (str(card.model["name"]) if card.model["fingerprint"] else None)
+    if asked is None:
+        raise UsageError(
+            "these vectors were loaded without a model, so words cannot be embedded as they were",
+            hint="--model NAME says which model made them; --like ID needs none",
+        )
+    kinds = tuple(dict.fromkeys(o.kind for o in card.outputs))
+    spec = replace(JobSpec(model=(asked,), offline=asking.offline), output=kinds)
+    found = planning.passes_of(spec, planning.open_models(spec), str(card.resolved["id_type"]))[0]
+    made = {o.kind: o for o in found.outputs}
+    for output in card.outputs:
+        if made[output.kind].dim != output.dim and output.kind != "sparse":
+            raise PlanMismatch(
+                f"{asked}: gives {made[output.kind].dim} numbers, {output.name} has {output.dim}",
+                hint="--model NAME says which model made the vectors",
+            )
+    model = found.model if not card.model["fingerprint"] else {**found.model, "fingerprint": card.model["fingerprint"]}
+    return (replace(found, model=model, outputs=card.outputs),)
 
 
 def query_prompt(folder: ModelFolder, asking: Asking) -> str:
@@ -136,13 +180,12 @@ def query_prompt(folder: ModelFolder, asking: Asking) -> str:
     return folder.prompt(JobSpec(prompt=asking.prompt, prompt_name=asking.prompt_name))
 
 
-def _same_model(plan: Plan, asking: Asking) -> ModelFolder:
-    asked = plan.asked()
-    spec = replace(JobSpec(**asked), offline=asking.offline)
-    if asking.model is not None:
+def _same_model(plan: Plan, one: Pass, asking: Asking) -> ModelFolder:
+    spec = replace(JobSpec(**plan.asked()), offline=asking.offline, model=(one.asked,), output=())
+    if asking.model is not None and len(plan.passes) == 1:
         spec = replace(spec, model=(asking.model,), revision=None)
     folder = planning.open_models(spec)[0]
-    if folder.fingerprint() != plan.model["fingerprint"]:
+    if folder.fingerprint() != one.model["fingerprint"]:
         raise PlanMismatch(
             f"{spec.models[0][1]}: its weights or tokenizer are not the ones that the corpus was embedded with",
             hint="--model FOLDER names the model's place, where it was moved",
@@ -150,17 +193,19 @@ def _same_model(plan: Plan, asking: Asking) -> ModelFolder:
     return folder
 
 
-def _resolved(plan: Plan, folder: ModelFolder, asking: Asking) -> tuple[dict[str, Any], Mapping[str, Any]]:
+def _resolved(plan: Plan, one: Pass, folder: ModelFolder, asking: Asking) -> tuple[dict[str, Any], Mapping[str, Any]]:
     """What the plan resolved, for the device of this machine; without compiling, which pays for long jobs only."""
-    device = plan.resolved["device"]
+    device = one.resolved["device"]
     if folder.kind != "fake":
         from embedctl.encoders.open import resolve_device
 
         device = resolve_device(asking.device)
     changed: dict[str, Any] = {"prompt": query_prompt(folder, asking), "device": device, "compile": False}
     changed["threads"] = asking.threads or planning.available_cpus()
-    same_kind = device.partition(":")[0] == str(plan.resolved["device"]).partition(":")[0]
-    return {**plan.resolved, **changed}, {**plan.spec, "attention": plan.spec["attention"] if same_kind else None}
+    if folder.late is not None:  # late interaction reads queries of a length of their own
+        changed["max_length"] = folder.max_seq_length
+    same_kind = device.partition(":")[0] == str(one.resolved["device"]).partition(":")[0]
+    return {**one.resolved, **changed}, {**plan.spec, "attention": plan.spec["attention"] if same_kind else None}
 
 
 def _window(queries: Sequence[Query]) -> Window:

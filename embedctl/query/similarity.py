@@ -6,12 +6,32 @@ rounded to float32 at the end, so that equal vectors score the same wherever in 
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import numpy as np
 
 from embedctl.errors import UsageError
+from embedctl.outputs import Values
 
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 BINARY = ("binary", "ubinary")
+
+
+class AnyScorer(Protocol):
+    """One output's scores."""
+
+    @property
+    def name(self) -> str:
+        """Of the similarity, for people."""
+        ...
+
+    def values(self, stored: Any) -> Any:
+        """What `__call__` takes, made once of n stored values."""
+        ...
+
+    def __call__(self, values: Any, begin: int, end: int) -> np.ndarray:
+        """float32 (end - begin, n): queries begin to end against the values."""
+        ...
 
 
 class Scorer:
@@ -40,8 +60,9 @@ class Scorer:
     def name(self) -> str:
         return self._similarity
 
-    def values(self, stored: np.ndarray) -> np.ndarray:
+    def values(self, stored: Values) -> np.ndarray:
         """float64 (n, C): what the stored numbers stand for: bits 1 and -1, an integer the middle of its step."""
+        assert isinstance(stored, np.ndarray)
         if self._type in BINARY:
             shift = np.uint8(0 if self._type == "ubinary" else 0x80)
             packed: np.ndarray = np.bitwise_xor(np.ascontiguousarray(stored).view(np.uint8), shift)

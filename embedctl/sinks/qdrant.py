@@ -203,17 +203,19 @@ class QdrantSink:
                     f"{self._engine.name}: {points} points there were not made by embedctl",
                     hint="choose another collection with --to; one that does not exist is made with --create",
                 )
-        elif tag != plan.job:
+        elif tag != plan.job and self._engine.count():
             raise UsageError(
                 f"{self._engine.name}: holds the vectors of another job ({tag}, this is {plan.job})",
                 hint="choose another collection with --to, or delete it",
             )
-        elif not stores.has_rows(self._storage) and self._engine.count({"must": [_is_job(plan.job)]}):
+        elif (
+            tag == plan.job and not stores.has_rows(self._storage) and self._engine.count({"must": [_is_job(plan.job)]})
+        ):
             raise UsageError(
                 f"{self._engine.name}: holds vectors of this job, but its ledger is not in {self._storage.root}",
                 hint=f"name the folder of its ledger with --state, or: embedctl state rebuild {self._storage.uri}",
             )
-        if tag is None:
+        if tag != plan.job:  # there is no point in it yet
             self._engine.annotate(manifests.of(plan, self._storage))
 
     def _batches(self, output: WindowOutput, row: np.ndarray) -> Iterator[Points]:
@@ -245,7 +247,7 @@ class QdrantSink:
 def _overwritable(plan: Plan, key: WindowKey) -> Filter:
     """Points of the window itself or a later one; in a sync, whose rows replace older ones, of earlier generations."""
     same = {"key": POS, "range": {"gte": float(stores.position_number(key, 0))}}
-    if plan.generation == 1 or plan.targets is not None:
+    if not plan.is_sync:
         return {"must": [same]}
     first = stores.position_number(WindowKey(generation=key.generation, slice=0, window=0), 0)
     return {"should": [same, {"key": POS, "range": {"lt": float(first)}}]}

@@ -80,15 +80,20 @@ def parse(target: str) -> Address:
     )
 
 
+def timeout_s() -> int:
+    """:raises UsageError: QDRANT_TIMEOUT_S is no number."""
+    timeout = os.environ.get("QDRANT_TIMEOUT_S", "60")
+    if not timeout.isdecimal() or not int(timeout):
+        raise UsageError(f"QDRANT_TIMEOUT_S: {timeout!r} is not a whole number of seconds")
+    return int(timeout)
+
+
 def connect(address: Address) -> QdrantClient:
     """A client that asks nothing yet. :raises UsageError: it is not installed, or QDRANT_TIMEOUT_S is no number."""
     try:
         from qdrant_client import QdrantClient
     except ImportError as exc:
         raise UsageError("the Qdrant client is not installed", hint="pip install 'embedctl[qdrant]'") from exc
-    timeout = os.environ.get("QDRANT_TIMEOUT_S", "60")
-    if not timeout.isdecimal() or not int(timeout):
-        raise UsageError(f"QDRANT_TIMEOUT_S: {timeout!r} is not a whole number of seconds")
     more: dict[str, Any] = {}
     if address.ca is not None and address.grpc:
         more["grpc_options"] = {"root_certificates": Path(address.ca).read_bytes()}
@@ -102,7 +107,7 @@ def connect(address: Address) -> QdrantClient:
         prefix=address.prefix or None,
         https=address.tls,
         api_key=os.environ.get("QDRANT_API_KEY"),
-        timeout=int(timeout),
+        timeout=timeout_s(),
         check_compatibility=False,
         **more,
     )

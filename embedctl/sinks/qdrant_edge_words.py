@@ -188,6 +188,11 @@ def _match(found: Mapping[str, Any]) -> Any:
     (word, value), *more = found.items()
     if more:
         raise KeyError(more[0][0])
+    if isinstance(value, bool):  # qdrant-edge-py 0.9.0 takes them for 1 and 0, which then match nothing
+        raise UsageError(
+            f"--where: the embedded engine cannot compare with {str(value).lower()}",
+            hint="keep the column as a number or text, or use a Qdrant server",
+        )
     return {
         "value": edge.MatchValue,
         "any": edge.MatchAny,

@@ -85,13 +85,13 @@ def _as_stored(values: Values, output: str, plan: Plan | None) -> Values:
     spec = next((o for o in plan.outputs if o.name == output), None) if plan is not None else None
     if spec is None or spec.vector_type != "uint8" or not isinstance(values, np.ndarray):
         return values
-    assert plan is not None
-    if plan.int8_ranges is None:
+    ranges = (plan.int8_ranges or {}).get(output) if plan is not None else None
+    if ranges is None:
         raise UsageError(
             "the ranges of 8-bit vectors made from standard input are not in the plan; they cannot be searched",
             hint="embed from a file, or with --vector-type float32",
         )
-    low, high = np.asarray(plan.int8_ranges, dtype=np.float32)
+    low, high = np.asarray(ranges, dtype=np.float32)
     steps = np.where(high > low, (high - low) / 255, 1)
     levels: np.ndarray = np.clip(np.floor((values - low) / steps), 0, 255)
     return levels

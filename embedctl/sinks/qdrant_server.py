@@ -18,7 +18,7 @@ from embedctl.errors import SinkError, UsageError
 from embedctl.outputs import Values, take
 from embedctl.sinks import qdrant_wire as wire
 from embedctl.sinks.qdrant import QdrantSink
-from embedctl.sinks.qdrant_address import Address, connect, parse
+from embedctl.sinks.qdrant_address import Address, connect, parse, timeout_s
 from embedctl.sinks.qdrant_engine import Ask, Found, Layout, Making, Points, Record
 from embedctl.sinks.qdrant_trouble import BadRequest, TooSlow, patiently
 from embedctl.sinks.qdrant_where import Filter
@@ -106,7 +106,7 @@ class ServerEngine:
 
     def upsert(self, batches: Iterator[Points], where: Filter) -> None:
         """Several at once. The first failure stops the rest and is raised when all have ended."""
-        only = wire.filter_of(where)
+        only = wire.condition_of(where) if self._address.grpc else wire.filter_of(where)
         with ThreadPoolExecutor(STREAMS, thread_name_prefix="qdrant") as pool:
             flying: set[Future[None]] = set()
             try:
@@ -128,7 +128,7 @@ class ServerEngine:
         gone = wire.filter_of(where)
         assert gone is not None
         chosen = models.FilterSelector(filter=gone)
-        self._try(lambda c: _applied(c.delete(self._collection, chosen, wait=True)))
+        self._try(lambda c: _applied(c.delete(self._collection, chosen, wait=True).status.value))
 
     def flush(self) -> None:
         """What a server says is completed is in its log."""
@@ -194,15 +194,11 @@ class ServerEngine:
             self._try(lambda c: c.update_collection(self._collection, optimizers_config=back), patience_s)
         self._put_off = False
 
-    def _put(self, batch: Points, only: models.Filter | None) -> None:
+    def _put(self, batch: Points, only: Any) -> None:
         """Halves what is too much at once, and what the server calls bad, until the row that it is shows."""
-        points: Any = wire.grpc_points(batch) if self._address.grpc else wire.rest_points(batch)
         alone = len(batch.ids) == 1
         try:
-            self._try(
-                lambda c: _applied(c.upsert(self._collection, points, wait=True, update_filter=only)),
-                divisible=not alone,
-            )
+            self._try(self._upserting(batch, only), divisible=not alone)
         except (BadRequest, TooSlow) as exc:
             if alone:
                 raise SinkError(f"{self.name}: row {batch.payloads[0]['id']!r} was refused: {exc}") from exc
@@ -211,6 +207,14 @@ class ServerEngine:
             middle = len(batch.ids) // 2
             self._put(_part(batch, 0, middle), only)
             self._put(_part(batch, middle, len(batch.ids)), only)
+
+    def _upserting(self, batch: Points, only: Any) -> Callable[[QdrantClient], None]:
+        """On gRPC past the client, whose own call knows no messages made from numpy."""
+        if not self._address.grpc:
+            points = wire.rest_points(batch)
+            return lambda c: _applied(c.upsert(self._collection, points, wait=True, update_filter=only).status.value)
+        request = wire.upsert_of(self._collection, batch, only)
+        return lambda c: _applied(wire.status_of(c.grpc_points.Upsert(request, timeout=timeout_s())))
 
     def _info(self) -> models.CollectionInfo:
         return self._try(lambda c: c.get_collection(self._collection))
@@ -233,10 +237,9 @@ class ServerEngine:
         return patiently(self.name, lambda: call(client), patience_s, divisible=divisible)
 
 
-def _applied(result: models.UpdateResult) -> models.UpdateResult:
-    if result.status.value != "completed":
-        raise TimeoutError(f"the server answered {result.status.value}, not completed")
-    return result
+def _applied(status: str) -> None:
+    if status != "completed":
+        raise TimeoutError(f"the server answered {status}, not completed")
 
 
 def _part(batch: Points, begin: int, end: int) -> Points:

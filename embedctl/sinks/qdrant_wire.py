@@ -43,6 +43,25 @@ def grpc_points(batch: Points) -> list[grpc.PointStruct]:
     ]
 
 
+def upsert_of(collection: str, batch: Points, only: grpc.Filter | None) -> grpc.UpsertPoints:
+    from qdrant_client import grpc
+
+    return grpc.UpsertPoints(collection_name=collection, wait=True, points=grpc_points(batch), update_filter=only)
+
+
+def status_of(response: grpc.PointsOperationResponse) -> str:
+    """As REST has it: `completed`, `acknowledged`, `wait_timeout`."""
+    from qdrant_client.conversions.conversion import GrpcToRest
+
+    return str(GrpcToRest.convert_update_result(response.result).status.value)
+
+
+def condition_of(found: Filter) -> grpc.Filter:
+    from qdrant_client.conversions.conversion import RestToGrpc
+
+    return RestToGrpc.convert_filter(filter_of(found))
+
+
 def _grpc_column(values: Values) -> Callable[[int], grpc.Vector]:
     from qdrant_client import grpc
 

@@ -29,7 +29,10 @@ def score_columns(
     if multi_label:
         rows, labels = np.nonzero(values >= np.float32(threshold))
         offsets = np.searchsorted(rows, np.arange(len(values) + 1)).astype(np.int32)
-        return {f"{prefix}labels": pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(labels))), spec.name: every}
+        return {
+            f"{prefix}labels": pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(labels))),
+            spec.name: every,
+        }
     best = values.argmax(axis=1) if len(values) else np.zeros(0, dtype=np.int64)
     return {
         f"{prefix}label": names.take(pa.array(best)),

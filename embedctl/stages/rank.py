@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,8 +34,11 @@ class Ranking:
         scores = np.asarray(output.outputs[self.score])[:, 0]
         order, rank = ranked(document, scores, self.top_k)
         number = output.chunk[order]
-        kept = output.kept.take(pa.array(order)).append_column(RANK, pa.array(rank + 1, pa.int32()))
-        kept = _with_candidates(kept, texts, document[order], number, ids=self.ids)
+        kept = output.kept.take(pa.array(order))
+        columns: dict[str, Any] = {name: kept.column(name) for name in kept.column_names}
+        columns |= {RANK: pa.array(rank + 1, pa.int32()), CANDIDATE: pa.array(number, pa.int32())}
+        if self.ids:
+            columns[CANDIDATE_ID] = _ids(texts, document[order], number)
         assert output.char_start is not None
         assert output.char_end is not None
         lengths = (output.char_end - output.char_start)[order]
@@ -43,7 +47,7 @@ class Ranking:
             record=replace(output.record, units=len(order)),
             ids=[output.ids[i] for i in order.tolist()],
             outputs={name: take(values, order) for name, values in output.outputs.items()},
-            kept=kept,
+            kept=pa.table(columns),
             token_count=output.token_count[order],
             truncated=output.truncated[order],
             chunk=rank,
@@ -64,13 +68,6 @@ def ranked(document: np.ndarray, scores: np.ndarray, top_k: int | None) -> tuple
     return order[kept], rank[kept].astype(np.int32)
 
 
-def _with_candidates(
-    kept: pa.Table, texts: Sequence[str], document: np.ndarray, number: np.ndarray, *, ids: bool
-) -> pa.Table:
-    """The kept columns, and which candidate each unit was: its place in the list, and its id where they have some."""
-    kept = kept.append_column(CANDIDATE, pa.array(number, pa.int32()))
-    if not ids:
-        return kept
+def _ids(texts: Sequence[str], document: np.ndarray, number: np.ndarray) -> pa.Array[Any]:
     known = {row: pairs.ids(texts[row]) for row in np.unique(document).tolist()}
-    names = [known[row][n] for row, n in zip(document.tolist(), number.tolist(), strict=True)]
-    return kept.append_column(CANDIDATE_ID, pa.array(names, pa.string()))
+    return pa.array([known[row][n] for row, n in zip(document.tolist(), number.tolist(), strict=True)], pa.string())

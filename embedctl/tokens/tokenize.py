@@ -72,8 +72,8 @@ class RustTokenizer:
         self, loaded: LoadedTokenizer, *, max_length: int, prompt: str = "", strip: bool = False,
         add_special_tokens: bool = True, marker: str = "",
     ) -> None:  # fmt: skip
-        marker_id = _marker_id(loaded.rust, marker)
-        prompt = marker + prompt if marker_id is None else prompt
+        marker_id, rest = _marker_id(loaded.rust, marker)
+        prompt = rest + prompt
         self.max_length = max_length
         self.prompt = prompt
         self._rust = loaded.rust
@@ -218,13 +218,14 @@ def _special_ids(rust: Tokenizer) -> tuple[list[int], list[int]]:
     return list(head_ids), list(tail_ids)
 
 
-def _marker_id(rust: Tokenizer, marker: str) -> int | None:
-    """The marker's own token; its first word's where the whole is none. None: it has none."""
+def _marker_id(rust: Tokenizer, marker: str) -> tuple[int | None, str]:
+    """(the token of the whole marker or of its first word, what is left of it as text); (None, marker): it has none."""
     for text in (marker, *marker.split(None, 1)[:1]):
         found = rust.token_to_id(text) if text else None
         if found is not None:
-            return found
-    return None
+            rest = marker.removeprefix(text)
+            return found, rest if rest.strip() else ""
+    return None, marker
 
 
 def add_lowercase(rust: Tokenizer) -> None:

@@ -34,8 +34,8 @@ def test_vectors_depend_on_tokens_and_order_alone() -> None:
 
 
 def test_the_same_bytes_for_ever() -> None:
-    vector = FakeEncoder("fake:dim=4").encode(batch_of([1, 2, 3]))[0]
-    assert vector.tobytes().hex() == FakeEncoder("fake:dim=4").encode(batch_of([4], [1, 2, 3]))[1].tobytes().hex()
+    vector = FakeEncoder("fake:dim=4").encode(batch_of([1, 2, 3]))["dense"][0]
+    assert vector.tobytes().hex() == FakeEncoder("fake:dim=4").encode(batch_of([4], [1, 2, 3]))["dense"][1].tobytes().hex()
 
 
 def test_empty_sequences_and_batches() -> None:
@@ -55,8 +55,8 @@ def test_failures_on_request() -> None:
 
 
 def test_dim_cuts_and_keeps_length_1() -> None:
-    cut = FakeEncoder("fake:dim=16", dim=4).encode(batch_of([5, 6]))
-    full = FakeEncoder("fake:dim=16").encode(batch_of([5, 6]))[:, :4]
+    cut = FakeEncoder("fake:dim=16", dim=4).encode(batch_of([5, 6]))["dense"]
+    full = FakeEncoder("fake:dim=16").encode(batch_of([5, 6]))["dense"][:, :4]
     assert np.allclose(cut, full / np.linalg.norm(full), atol=1e-6)
 
 

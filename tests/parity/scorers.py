@@ -199,3 +199,31 @@ def pipeline(folder: Path, texts: list[Any]) -> tuple[list[str], np.ndarray]:
         found = run([asked], top_k=None, truncation=True, max_length=MAX_LENGTH)[0]
         rows.append([next(f["score"] for f in found if f["label"] == name) for name in names])
     return names, np.array(rows)
+
+
+def save_logit_score(folder: Path, *, false_id: bool, template: bool) -> Path:
+    """A decoder reranker as CrossEncoder saves it: modules.json with LogitScore."""
+    from sentence_transformers import CrossEncoder
+    from sentence_transformers.cross_encoder.modules import LogitScore, Transformer
+
+    plain = save_decoder("qwen3", folder.parent / "plain", template=TEMPLATE if template else None)
+    transformer = Transformer(str(plain), transformer_task="text-generation")
+    words = transformer.tokenizer.convert_tokens_to_ids(["yes", "no"])
+    score = LogitScore(true_token_id=words[0], false_token_id=words[1] if false_id else None)
+    CrossEncoder(modules=[transformer, score], device="cpu").save_pretrained(str(folder))
+    return folder
+
+
+def save_modules(folder: Path) -> Path:
+    """An encoder whose scores come from pooling and a dense layer of sentence-transformers."""
+    from sentence_transformers import CrossEncoder
+    from sentence_transformers.cross_encoder.modules import Dense, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    torch.manual_seed(5)
+    plain = save_classifier("modernbert", folder.parent / "plain")
+    transformer = Transformer(str(plain))
+    pooling = Pooling(transformer.get_embedding_dimension(), "mean")
+    dense = Dense(32, 1, activation_function=None, module_output_name="scores")
+    CrossEncoder(modules=[transformer, pooling, dense], device="cpu").save_pretrained(str(folder))
+    return folder

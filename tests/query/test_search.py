@@ -36,7 +36,9 @@ class Heard(Silent):
 
 def _search(destination: Path, *texts: str, asking: Asking | None = None, **options):
     queries = [Query(id=f"q{n}", text=text) for n, text in enumerate(texts)]
-    return search(str(destination), queries, asking=asking or Asking(), listener=Silent(), **options)
+    like = options.pop("like", None)
+    wanted = Wanted(**options)
+    return search(str(destination), queries, like=like, wanted=wanted, asking=asking or Asking(), listener=Silent())
 
 
 def _ids(report, number: int = 0) -> list:

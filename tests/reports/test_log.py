@@ -45,7 +45,11 @@ def test_json_lines():
     assert all((line["job"], line["command"]) == ("docs", "embed") for line in lines)
     assert all(datetime.fromisoformat(line["time"]).tzinfo for line in lines)
     assert (lines[1]["rows"], lines[1]["rows_total"], lines[1]["bottleneck"]) == (5, 10, "encode")
-    assert (lines[-1]["exit_code"], lines[-1]["error"], lines[-1]["hint"]) == (5, "the disk\nis full", "free some space")
+    assert (lines[-1]["exit_code"], lines[-1]["error"], lines[-1]["hint"]) == (
+        5,
+        "the disk\nis full",
+        "free some space",
+    )
 
 
 def test_text_lines_are_one_line_each(tmp_path: Path):
@@ -53,7 +57,9 @@ def test_text_lines_are_one_line_each(tmp_path: Path):
     a_run(RunLog(to=path, as_json=False, job="docs", command="embed", words=lambda now: f"{now.rows} rows"))
     lines = path.read_text(encoding="utf-8").splitlines()
     assert len(lines) == 5
-    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (INFO   |WARNING|ERROR  ) docs: ", line) for line in lines)
+    assert all(
+        re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (INFO   |WARNING|ERROR  ) docs: ", line) for line in lines
+    )
     assert lines[-1].endswith("embed failed with exit code 5: the disk is full")
 
 
@@ -69,7 +75,7 @@ def test_a_rotated_file_is_begun_anew_and_never_cut(tmp_path: Path):
 
 
 def test_a_log_that_cannot_be_written_is_refused_at_the_start_and_forgiven_later(tmp_path: Path):
-    with pytest.raises(UsageError, match="--log-file: cannot append to .*no/embedctl.log: No such file or directory"):
+    with pytest.raises(UsageError, match=r"--log-file: cannot append to .*no/embedctl\.log: No such file or directory"):
         RunLog(to=tmp_path / "no" / "embedctl.log", as_json=False, job="j", command="embed", words=str)
     folder = tmp_path / "logs"
     folder.mkdir()

@@ -62,7 +62,7 @@ class Collection:
 
 
 class Engine:
-    """What both fronts call. One call at a time, as in a shard's own queue. Aliases stand for collections everywhere."""
+    """What both fronts call. One call at a time, as in a shard's own queue. Aliases stand for collections."""
 
     def __init__(self, folder: Path, version: str = VERSION) -> None:
         self._folder, self._lock, self.version = folder, threading.RLock(), version

@@ -175,8 +175,8 @@ def test_position_numbers_order_rows(one: tuple[WindowKey, int], other: tuple[Wi
 
 
 def test_more_slices_than_the_number_holds() -> None:
-    with pytest.raises(SinkError, match="at most 262144 slices"):
-        stores.position_number(WindowKey(generation=1, slice=2**18, window=0), 0)
+    with pytest.raises(SinkError, match="at most 32768 slices"):
+        stores.position_number(WindowKey(generation=1, slice=2**15, window=0), 0)
 
 
 def test_payload_types() -> None:

@@ -1,0 +1,44 @@
+"""A small corpus in which ten ids stand twice, far apart, and the command that loads it in many windows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ROWS, IDS, DIM = 600, 590, 16
+KILLS = [(point, which) for point in ("before-part", "after-part", "before-ledger", "after-ledger") for which in (1, 6)]
+
+
+def write(folder: Path) -> Path:
+    """The second time an id comes, `n` is another."""
+    folder.mkdir()
+    rows = [
+        {
+            "id": f"r{i % IDS}",
+            "text": f"row {i} says " + "word " * (i * 7 % 23),
+            "n": 2**60 + i,
+            "lang": [None, "en"][i % 2],
+        }
+        for i in range(ROWS)
+    ]
+    for f in range(2):
+        pq.write_table(pa.Table.from_pylist(rows[f * 300 : f * 300 + 300]), folder / f"{f}.parquet", row_group_size=75)
+    return folder
+
+
+def embed(corpus: Path, uri: str, *more: str) -> list[str]:
+    small = ["--window-rows", "64", "--slice-bytes", "16384", "--model", f"fake:dim={DIM}", "--keep", "n,lang"]
+    return ["embed", str(corpus), *small, "--to", uri, "--json", *more]
+
+
+def assert_whole(rows: list[Mapping[str, Any]]) -> None:
+    """Every id once, and of those that stand twice the first."""
+    assert sorted(row["id"] for row in rows) == sorted(f"r{i}" for i in range(IDS))
+    for row in rows:
+        i = int(row["id"][1:])
+        assert (row["n"], row["lang"]) == (2**60 + i, [None, "en"][i % 2]), "the first position of an id must win"
+        assert len(row["_hash"]) == 32
