@@ -132,9 +132,10 @@ def empty(kind: OutputKind, dim: int) -> Values:
 
 def blank(kind: OutputKind, dim: int) -> Values:
     """One value of NaN: nothing was computed."""
-    nans, offsets = np.full((1, dim), np.nan, dtype=np.float32), np.array([0, 1], dtype=np.int64)
+    width, offsets = 1 if kind == "sparse" else dim, np.array([0, 1], dtype=np.int64)
+    nans = np.full((1, width), np.nan, dtype=np.float32)
     if kind == "sparse":
-        return Sparse(offsets=offsets, indices=np.zeros(1, np.uint32), values=nans[0, :1].copy())
+        return Sparse(offsets=offsets, indices=np.zeros(1, np.uint32), values=nans[0])
     if kind == "multivector":
         return Multivector(offsets=offsets, vectors=nans)
     return nans

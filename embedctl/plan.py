@@ -208,6 +208,7 @@ def recipe_of(spec: JobSpec, text_columns: Sequence[str], passes: Sequence[Pass]
 
 def _numbers_of(one: Pass) -> dict[str, Any]:
     resolved = {k: one.resolved[k] for k in ("dtype", "prompt", "max_length", "dim")}
+    resolved |= {k: one.resolved[k] for k in ("avg_len",) if k in one.resolved}
     return {**resolved, "weights": one.model["fingerprint"], "outputs": [o.to_json() for o in one.outputs]}
 
 

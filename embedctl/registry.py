@@ -50,6 +50,8 @@ _BUILT_IN: dict[str, dict[str, str]] = {
         "qdrant+http": "embedctl.sinks.qdrant_alias:Aliases",
         "qdrant+https": "embedctl.sinks.qdrant_alias:Aliases",
         "qdrant-edge": "embedctl.sinks.edge_alias:FolderAliases",
+        "postgresql": "embedctl.sinks.pgvector_alias:TableAliases",
+        "postgres": "embedctl.sinks.pgvector_alias:TableAliases",
     },
 }
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from embedctl.errors import UsageError
+from embedctl.spec_scoring import check_scoring
 
 Kind = Literal["rows", "recipe", "tuning", "policy", "run"]
 """rows and recipe: fixed by the plan, part of what the numbers are. tuning: fixed by the plan, resolved by it.
@@ -191,7 +192,7 @@ def _check_numbers(spec: JobSpec) -> None:
         "limit": 1, "overlap": 0, "max_length": 1, "dim": 1, "batch_tokens": 1, "threads": 1, "memory": 1 << 20,
         "window_rows": 1, "window_bytes": 1, "slice_bytes": 1, "num_shards": 1, "shard_index": 0, "workers": 1, "shards": 1,
         "max_points_per_s": 1, "keep_old": 0, "min_rows": 1, "sparse_top_k": 1,
-        "sparse_threshold": 0, "pool_factor": 1, "keep_versions": 1,
+        "top_k": 1, "sparse_threshold": 0, "pool_factor": 1, "keep_versions": 1,
     }  # fmt: skip
     for name, low in at_least.items():
         value = getattr(spec, name)
@@ -234,6 +235,7 @@ def _check_pairs(spec: JobSpec) -> None:
     if spec.notify_url is not None and not spec.notify_url.startswith(("http://", "https://")):
         raise UsageError("--notify-url: not an http:// or https:// address", hint="--notify-url https://host/hook")
     _check_models(spec)
+    check_scoring(spec)
 
 
 _PER_MODEL = ("revision", "prompt_name", "prompt", "pooling", "max_length", "dim", "output")

@@ -30,7 +30,9 @@ def check_scoring(spec: JobSpec) -> None:
     if spec.vector_type != "float32":
         raise UsageError(f"--vector-type: {spec.vector_type} is for vectors; scores are float32")
     if spec.on_overlong == "chunk":
-        raise UsageError("--on-overlong: a text that is scored cannot be cut into chunks", hint="--on-overlong truncate")
+        raise UsageError(
+            "--on-overlong: a text that is scored cannot be cut into chunks", hint="--on-overlong truncate"
+        )
     if not 0 <= spec.threshold <= 1:
         raise UsageError(f"--threshold: {spec.threshold:g} is out of range; scores are between 0 and 1")
     if spec.query_column is not None and spec.query_template is not None:

@@ -14,7 +14,7 @@ _PACKAGES = ("embedctl", "torch", "transformers", "tokenizers", "numpy", "pyarro
 
 def told() -> dict[str, Any]:
     """JSON-ready: processor, features that matter to speed, threads, memory_bytes, versions."""
-    from embedctl.job.planning import available_cpus
+    from embedctl.job.limits import available_cpus
 
     info = _read("/proc/cpuinfo")
     flags = set(_field(info, "flags").split())

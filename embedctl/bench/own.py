@@ -13,9 +13,9 @@ from embedctl.bench import corpora, whole
 from embedctl.bench.client import Contestant, PeerFailed
 from embedctl.bench.contenders import DEFAULT
 from embedctl.bench.models import BenchModel
-from embedctl.job import planning
+from embedctl.job import limits, passes
 
-BATCH_TOKENS = planning.CPU_BATCH_TOKENS
+BATCH_TOKENS = passes.CPU_BATCH_TOKENS
 SAMPLED_BATCHES = 4
 _SEED = 11
 
@@ -63,7 +63,7 @@ def ceilings(
         if rate:
             told = roofline.measure(
                 Path(model.path), job_batches(corpus.lengths, BATCH_TOKENS), dtype=dtype,
-                threads=planning.available_cpus(), effort=effort,
+                threads=limits.available_cpus(), effort=effort,
             )  # fmt: skip
             told["reached"] = {k: rate / ceiling for k, ceiling in told["tokens_per_s"].items() if ceiling}
             found[dtype] = told

@@ -20,7 +20,7 @@ import numpy as np
 
 from embedctl import pipeline
 from embedctl.events import Silent, Summary
-from embedctl.job import embed, planning, wiring
+from embedctl.job import embed, limits, wiring
 from embedctl.models.load import find_model
 from embedctl.outputs import OutputKind, Outputs
 from embedctl.records import Batch
@@ -125,5 +125,5 @@ def _texts(rows: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    set_threads(planning.available_cpus())
+    set_threads(limits.available_cpus())
     json.dump(main(json.loads(sys.argv[1])), sys.stdout)

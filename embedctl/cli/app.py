@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -18,6 +17,7 @@ import embedctl
 from embedctl.cli import (
     bench,
     classify,
+    compact,
     delete,
     doctor,
     embed,
@@ -32,9 +32,11 @@ from embedctl.cli import (
     retry,
     run,
     search,
+    state,
     status,
     sync,
     verify,
+    versions,
 )
 from embedctl.cli import eval as evaluate
 from embedctl.errors import EXIT_CODES, RESUMABLE, SinkError
@@ -44,7 +46,7 @@ EPILOG = f"""[bold]Start here[/bold]
 embedctl embed corpus.parquet
 
 [bold]Exit codes[/bold]
-{textwrap.fill(" · ".join(f"{code} {what}" for code, what in EXIT_CODES.items()), 92).replace("`", "")}
+{" · ".join(f"{code} {what}" for code, what in EXIT_CODES.items()).replace("`", "")}
 After {_GOES_ON} the same command goes on where it stopped."""
 
 app = typer.Typer(
@@ -76,6 +78,8 @@ def _root(
 for _command in (
     embed,
     sync,
+    versions,
+    compact,
     rerank,
     classify,
     plan,
@@ -92,6 +96,7 @@ for _command in (
     evaluate,
     models,
     delete,
+    state,
     doctor,
 ):
     _command.add_to(app)

@@ -30,7 +30,8 @@ MOST_NOTES = 50
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """`call` runs the job and gives its summary. `job`: its name, None for the destination's. `hide` takes secrets out
-    of text that leaves. `calm`: off a terminal nothing is said of a run that went well, as cron wants it."""
+    of text that leaves. `calm`: off a terminal nothing is said of a run that went well, as cron wants it. `dry`: it
+    changes nothing, so it leaves no trace either."""
 
     command: str
     spec: JobSpec
@@ -38,6 +39,7 @@ class Task:
     job: str | None = None
     hide: Callable[[str], str] = lambda text: text
     calm: bool = False
+    dry: bool = False
 
 
 @dataclass(slots=True)
@@ -72,13 +74,13 @@ def conduct(task: Task, *, as_json: bool, quiet: bool) -> int:
     calm = task.calm and not as_json and not sys.stderr.isatty()
     quiet = quiet or calm
     outcome, failure = carry_out(task, quiet=quiet)
+    if quiet and outcome.exit_code and not _logs_here(task.spec):
+        say(sys.stderr, [f"note: {note}" for note in outcome.notes])
     if failure is not None:
         raise failures.Told(failure, stdout=False) if _logs_json_here(task.spec) else failure
     assert outcome.summary is not None
     if calm and not outcome.exit_code:
         return outcome.exit_code
-    if quiet and outcome.exit_code:
-        say(sys.stderr, [f"note: {note}" for note in outcome.notes])
     hushed = (quiet and not outcome.exit_code) or _logs_here(task.spec)
     return show_summary(outcome.summary, as_json=as_json, quiet=hushed)
 
@@ -94,12 +96,13 @@ def carry_out(task: Task, *, quiet: bool) -> tuple[Outcome, BaseException | None
     job = task.job or destination
     log, failure = _log(spec, job, task.command)
     diary = Diary(spec=spec, job=job, command=task.command, began=began)
+    begin = _nothing if task.dry else diary.begin
     summary: Summary | None = None
     with listening(quiet=quiet or _logs_here(spec)) as console:
-        ear = _Ear([console, *([log] if log else [])], task.hide, diary.begin, [])
+        ear = _Ear([console, *([log] if log else [])], task.hide, begin, [])
         if log:
             log.started(destination)
-        diary.begin()
+        begin()
         try:
             summary = None if failure else _hidden(task.call(ear), task.hide)
         except BaseException as exc:
@@ -112,13 +115,18 @@ def carry_out(task: Task, *, quiet: bool) -> tuple[Outcome, BaseException | None
         seconds=time.monotonic() - start,
         notes=tuple(ear.notes),
         **_own(ear.last),
-        **(_end(summary) if summary else _stop(failure, task.command)),
+        **(_end(summary) if summary else _stop(failure, task)),
     )
-    diary.end(outcome)
-    if diary.trouble:
-        _note(log, f"the history could not be written: {diary.trouble}")
-    _report(spec, outcome, log)
+    if log:
+        log.ended(outcome)
+    if not task.dry:
+        diary.end(outcome)
+        _report(spec, outcome, log, diary.trouble)
     return outcome, failure
+
+
+def _nothing() -> None:
+    pass
 
 
 def _own(last: Progress | None) -> dict[str, Any]:
@@ -129,19 +137,23 @@ def _end(summary: Summary) -> dict[str, Any]:
     return {"summary": summary, "exit_code": summary.exit_code, "status": summary.status}
 
 
-def _stop(failure: BaseException | None, command: str) -> dict[str, Any]:
+def _stop(failure: BaseException | None, task: Task) -> dict[str, Any]:
     assert failure is not None
-    code, message, hint = failures.words(failure, [command])
+    code, message, hint = failures.words(failure, [task.command])
     status = "interrupted" if code in STOPPED else "error"
-    return {"exit_code": code, "status": status, "error": message or status, "hint": hint}
+    return {
+        "exit_code": code,
+        "status": status,
+        "error": task.hide(message) or status,
+        "hint": hint and task.hide(hint),
+    }
 
 
-def _report(spec: JobSpec, outcome: Outcome, log: RunLog | None) -> None:
-    """Log, metrics, telemetry, webhook: each on its own, none able to stop the next."""
+def _report(spec: JobSpec, outcome: Outcome, log: RunLog | None, trouble: str | None) -> None:
+    """Metrics, telemetry, webhook: each on its own, none able to stop the next. `trouble`: of the history."""
     from embedctl.reports import notify, otlp, textfile
 
-    if log:
-        log.ended(outcome)
+    _note(log, trouble and f"the history could not be written: {trouble}")
     if spec.metrics_textfile:
         with _noted(log, f"--metrics-textfile: {spec.metrics_textfile}"):
             textfile.write(Path(spec.metrics_textfile), outcome)

@@ -28,6 +28,7 @@ embedctl init corpus.jsonl --model BAAI/bge-small-en-v1.5 --force"""
 FILE = typer.Option("--file", "-f", metavar="PATH", help="The job file to write.")
 TO = typer.Option("--to", "-o", metavar="FOLDER", help="Destination of the job.", show_default=False)
 MODEL = typer.Option("--model", "-m", metavar="MODEL", help="Model of the job.", show_default=False)
+FORMAT = typer.Option("--format", metavar="NAME", help="Format of the inputs. Default: by name.", show_default=False)
 COMMAND = typer.Option("--command", metavar="NAME", help="What the job does.", show_default=False)
 FORCE = typer.Option("--force", metavar="", help="Replace a job file that is there.")
 
@@ -41,6 +42,7 @@ def command(
     file: Annotated[Path, FILE] = Path("job.toml"),
     to: Annotated[Optional[str], TO] = None,  # noqa: UP045 - evaluated by Typer at run time
     model: Annotated[Optional[str], MODEL] = None,  # noqa: UP045
+    format: Annotated[Optional[str], FORMAT] = None,  # noqa: UP045
     does: Annotated[Optional[str], COMMAND] = None,  # noqa: UP045
     force: Annotated[bool, FORCE] = False,
     as_json: Json = False,
@@ -59,10 +61,10 @@ def command(
 
     if does is not None and does not in COMMANDS:
         raise UsageError(f"--command: {does!r} is not one of {', '.join(sorted(COMMANDS))}", hint="--command embed")
-    seen = look(inputs)
+    seen = look(inputs, format)
     chosen = model or _model_here()
     does = does or ("sync" if seen.id and not seen.id_repeats and "sync" in COMMANDS else "embed")
-    job = _job(seen, inputs, file, to, chosen, does)
+    job = {**_job(seen, inputs, file, to, chosen, does), **({"format": format} if format else {})}
     _write(file, "\n".join(_lines(seen, job, file)) + "\n", force=force)
     if not quiet:
         say(sys.stderr, [*_said(seen, job), f"  try: embedctl run {file} --dry-run", f"  try: embedctl run {file}"])
@@ -127,6 +129,7 @@ def _lines(seen: Look, job: dict[str, Any], file: Path) -> list[str]:
         f"[job.{_name(job['to'])}]",
         f"command = {_toml(job['command'])}",
         f"inputs = {_toml(job['inputs'])}  # {_files(seen)}",
+        *([f"format = {_toml(job['format'])}"] if "format" in job else []),
         f"to = {_toml(job['to'])}",
         "",
         *_column_lines(seen),

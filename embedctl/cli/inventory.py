@@ -159,7 +159,7 @@ def _compute() -> dict[str, Any]:
         return {"torch": "not installed", "try": INSTALL_TORCH}
     from embedctl.encoders.attention import choose_attention
     from embedctl.encoders.open import resolve_device, resolve_dtype
-    from embedctl.job.planning import available_cpus
+    from embedctl.job.limits import available_cpus
 
     device = resolve_device(None)
     dtype = resolve_dtype("auto", device)

@@ -11,13 +11,15 @@ from dataclasses import Field, fields
 from typing import Any
 
 from embedctl.cli.options import OPTIONS
+from embedctl.cli.score_options import SCORE_OPTIONS
 from embedctl.job.commands import COMMANDS
 from embedctl.job.jobfile import COMMAND
 from embedctl.spec import JobSpec
 
 _VARIABLE = {"type": "string", "pattern": r"\$\{"}
 _SIZES = frozenset({"memory", "window_bytes", "slice_bytes"})
-_KEYS = [f for f in fields(JobSpec) if f.name in OPTIONS or f.name == "inputs"]
+_SHOWN = {**SCORE_OPTIONS, **OPTIONS}
+_KEYS = [f for f in fields(JobSpec) if f.name in _SHOWN or f.name == "inputs"]
 _NAME = {"type": "string", "pattern": r"^[^\s/\"'\\]+$"}
 
 
@@ -68,7 +70,7 @@ def _table(extra: dict[str, Any], required: typing.Sequence[str] = ()) -> dict[s
 
 def _value(field: Field[Any]) -> dict[str, Any]:
     """What one key may hold, as `spec.from_table` takes it."""
-    option = OPTIONS.get(field.name)
+    option = _SHOWN.get(field.name)
     shown: dict[str, Any] = {"description": option.help if option else "Files, folders, globs or URIs."}
     if field.default not in (None, ()):
         shown["default"] = list(field.default) if isinstance(field.default, tuple) else field.default

@@ -16,8 +16,8 @@ embedctl rerank runs.jsonl --query-column query --candidates-column hits --top-k
 embedctl rerank pairs.parquet --query-template '{title}: {q}' --text-template '{name}\\n{body}' --model ./reranker
 
 A row is a query with one passage, or with a list of candidates: texts, or structs with a text and perhaps an id.
-Columns of the result: id, kept columns, score; of candidates one row each, best first, with rank, candidate (its place in
-the list, from 0) and candidate_id. A query or passage that is null or empty makes its whole row a dead letter.
+Columns of the result: id, kept columns, score; of candidates one row each, best first, with rank, candidate (its place
+in the list, from 0) and candidate_id. A query or passage that is null or empty makes its whole row a dead letter.
 Scores are those of sentence-transformers' CrossEncoder, its activation included; --activation none gives raw ones.
 
 The same command resumes a run that was stopped; status, retry and verify take the folder as they take embed's."""

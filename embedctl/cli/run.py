@@ -23,14 +23,14 @@ from embedctl.reports.outcome import Outcome
 if TYPE_CHECKING:
     from embedctl.job.jobfile import Job
 
-EPILOG = """[bold]Examples[/bold]
+EPILOG = r"""[bold]Examples[/bold]
 embedctl run job.toml
 embedctl run nightly.toml weekly.toml --json
 embedctl run job.toml --only docs --dry-run
 embedctl run job.toml --if-locked skip --metrics-textfile /var/lib/node_exporter/embedctl.prom
 embedctl run --schema > job.schema.json
 
-A job file has a table [job.NAME] for each job, with `command` (embed, …) and options as keys, and may have [defaults].
+A job file has a table \[job.NAME] for each job, with `command` and options as keys, and maybe \[defaults].
 ${NAME} and ${NAME:-default} are taken from the environment. Relative paths start at the file's folder.
 A failed job does not stop the others. The exit code is the gravest of all jobs', in this order, least first:
 0, 9, 3, 7, 8, 4, 5, 10, 6, 2, 11, 1, 130, 143."""

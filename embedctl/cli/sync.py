@@ -46,5 +46,11 @@ def command(
     spec = spec_of(flags, inputs, config, "sync")
     from embedctl import job
 
-    task = Task(command="sync", spec=spec, call=lambda heard: job.sync(spec, heard, dry_run=dry_run), calm=not dry_run)
+    task = Task(
+        command="sync",
+        spec=spec,
+        call=lambda heard: job.sync(spec, heard, dry_run=dry_run),
+        calm=not dry_run,
+        dry=dry_run,
+    )
     return conduct(task, as_json=as_json, quiet=quiet)

@@ -23,7 +23,7 @@ NAME = "embedctl_packed"
 KERNELS = ("auto", "flash", "varlen", "sdpa")
 WINDOW_BLOCKS = 4
 MAX_WHOLE = 4096
-"""A sequence of more windows or more tokens than this is cut for a windowed attention; shorter ones are faster whole."""
+"""A sequence of more windows or tokens than this is cut for a windowed attention; shorter ones are faster whole."""
 _REFUSED = ("softcap", "s_aux", "sinks", "position_bias", "head_mask", "output_attentions")
 
 

@@ -1,7 +1,7 @@
 """Long batches in bounded memory: what looks at each token alone runs over a stretch of tokens at a time.
 
-Enters: a model of transformers. Leaves: the same, its MLPs wrapped: beside the hidden states a layer then holds the wide
-numbers of `CHUNK_TOKENS` tokens, however long the batch. The attention bounds itself (see `attention`).
+Enters: a model of transformers. Leaves: the same, its MLPs wrapped: beside the hidden states a layer then holds the
+wide numbers of `CHUNK_TOKENS` tokens, however long the batch. The attention bounds itself (see `attention`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def bound_memory(model: nn.Module) -> None:
     """Wrap every MLP of the model. Those of transformers take (1, T, E) and look at each token alone."""
     for module in model.modules():
         if type(module).__name__.endswith("MLP"):
-            module.forward = _by_stretch(module.forward)  # type: ignore[method-assign]
+            module.forward = _by_stretch(module.forward)
 
 
 def _by_stretch(forward: Callable[..., Any]) -> Callable[..., Any]:

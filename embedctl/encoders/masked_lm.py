@@ -11,23 +11,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from embedctl.encoders import native
 from embedctl.encoders.weights import DTYPES, load_transformer
 from embedctl.errors import ModelError
+from embedctl.heads.splade import Maxima
 from embedctl.models.folder import ModelFolder
 
 
 class MaskedLoader:
     """Loads as `load_transformer` does, and keeps what it took off the model, by dtype, in `heads`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, compile: bool | None) -> None:
+        """compile: see `open_encoder`."""
         self.heads: dict[torch.dtype, Vocabulary] = {}
+        self._compile = compile
 
     def __call__(self, folder: ModelFolder, *, dtype: str, device: str, attention: str | None) -> nn.Module:
         """The base. :raises ModelError: see the module and `load_transformer`."""
         model = load_transformer(
             folder, dtype=dtype, device=device, attention=attention, auto_class="AutoModelForMaskedLM"
         )
-        base, self.heads[DTYPES[dtype]] = split(model, folder.name)
+        base, head = split(model, folder.name)
+        if self._compile is not False:
+            head.pack()
+        self.heads[DTYPES[dtype]] = head
         return base
 
 
@@ -49,6 +56,20 @@ class Vocabulary(nn.Module):
         self.weight: Tensor = last.weight.detach()
         self.bias: Tensor | None = None if bias is None else bias.detach()
         self._model = model
+        self._maxima: Maxima | None = None
+
+    def pack(self) -> None:
+        """Lay the weights out, once more, for the fused kernel, where processor, dtype and width allow it."""
+        kernels = native.load()[0] if self.weight.device.type == "cpu" else None
+        fits = self.weight.dtype == torch.bfloat16 and self.weight.shape[1] % 32 == 0
+        if kernels is not None and kernels.has_tiles and fits:
+            packed, run = kernels.pack_vocabulary(self.weight), kernels.vocabulary_max
+            self._maxima = lambda x_TE, sequence_of_T, count: run(x_TE, sequence_of_T, count, packed)
+
+    @property
+    def maxima(self) -> Maxima | None:
+        """The fused kernel, which runs on one thread: None where there is none, or torch has more."""
+        return self._maxima if torch.get_num_threads() == 1 else None
 
     def forward(self, hidden_TE: Tensor) -> Tensor:
         """(T, E) to (T, E')."""

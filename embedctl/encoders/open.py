@@ -79,7 +79,12 @@ def open_encoder(
         return _open_static(folder, dim, pruning)
     kernel = choose_attention(device, dtype, attention)
     wanted = Wanted(
-        pooling=pooling, dim=dim, num_prompt_tokens=num_prompt_tokens, pruning=pruning, pool_factor=pool_factor
+        pooling=pooling,
+        dim=dim,
+        num_prompt_tokens=num_prompt_tokens,
+        pruning=pruning,
+        pool_factor=pool_factor,
+        compile=compile,
     )
     heads, loader = open_heads(folder, outputs, wanted, device=device)
     return open_body(

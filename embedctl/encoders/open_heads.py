@@ -28,13 +28,14 @@ ModelLoader = Callable[..., nn.Module]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """What a job asks of the outputs. dim: None for the folder's own. pool_factor: so many vectors of late interaction
-    become one, None for what the folder says. num_prompt_tokens: see `open_encoder`."""
+    become one, None for what the folder says. num_prompt_tokens, compile: see `open_encoder`."""
 
     pooling: str | None = None
     dim: int | None = None
     num_prompt_tokens: int = 0
     pruning: Pruning = NO_PRUNING
     pool_factor: float | None = None
+    compile: bool | None = None
 
 
 def open_heads(
@@ -52,7 +53,7 @@ def open_heads(
         elif kind == "multivector":
             heads[kind] = _late(folder, wanted, device, only="dense" not in folder.kinds)
         elif isinstance(folder.sparse, Splade):
-            loader = masked = MaskedLoader()
+            loader = masked = MaskedLoader(compile=wanted.compile)
             heads[kind] = SpladeHead(masked.heads, folder.sparse, wanted.pruning)
         else:
             heads[kind] = _token_weights(folder, wanted, device)

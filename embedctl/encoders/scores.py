@@ -162,9 +162,11 @@ def _one_token(whole: nn.Module, head: ClassifierHead | LogitHead, what: Pooled)
 
     def raw(hidden_TE: Tensor, run: Tokens) -> Tensor:
         if skipped is None:
-            return head(pooled_token(hidden_TE, run.cu_seqlens, what))
+            scores: Tensor = head(pooled_token(hidden_TE, run.cu_seqlens, what))
+            return scores
         last = torch.from_numpy(last_but(run.batch, skipped)).to(hidden_TE.device)
-        return head(hidden_TE[last].float())
+        found: Tensor = head(hidden_TE[last].float())
+        return found
 
     return raw
 

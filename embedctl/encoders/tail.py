@@ -120,6 +120,7 @@ class SpladeHead:
         return splade(
             vocabulary(hidden_TE), lengths.tolist(), vocabulary.weight, vocabulary.bias,
             pooling=self._settings.pooling, log_twice=self._settings.log_twice, pruning=self._pruning,
+            maxima=vocabulary.maxima,
         )  # fmt: skip
 
 

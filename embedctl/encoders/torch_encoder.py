@@ -96,6 +96,7 @@ class TorchEncoder:
     def close(self) -> None:
         """Let go of the models' memory."""
         self._model = self._model_float32 = None
+        self._heads = {}
 
 
 def zeros(kind: OutputKind, dim: int, count: int) -> Values:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from embedctl import plan as plans
 from embedctl.codec import Json, dead_from_json
-from embedctl.errors import BooksError, PlanMismatch, SourceChanged
+from embedctl.errors import EXIT_NEW_DEAD, EXIT_OK, BooksError, PlanMismatch, SourceChanged
 from embedctl.events import Summary
 from embedctl.job import finalise as ending
 from embedctl.job.loading import Loading
@@ -38,13 +38,15 @@ _OWN = frozenset({"finalised", "reopened", "lost", "budget", CARRIED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """plans: one a generation, ascending. records: live windows, in order. events: what else the job knows."""
+    """plans: one a generation, ascending. records: live windows, in order. events: what else the job knows. dead: rows
+    that are dead now."""
 
     storage: LocalStorage
     plans: tuple[Plan, ...]
     records: tuple[WindowRecord, ...]
     events: tuple[Json, ...]
     letters: Mapping[WindowKey, Sequence[Json]]
+    dead: int
 
     @property
     def newest(self) -> Plan:
@@ -102,6 +104,7 @@ def open_folder(root: Path) -> Folder | None:
         records=tuple(records),
         events=tuple(e for e in contents.events if e["kind"] not in _OWN),
         letters=letters,
+        dead=ending.totals(contents).dead,
     )
 
 
@@ -110,7 +113,6 @@ class Carrying(Loading):
     """`folder` must be given; `plan` is its newest."""
 
     folder: Folder | None = None
-    _known_dead: dict[WindowKey, int] = field(default_factory=dict)
 
     def carry(self) -> Summary:
         """:raises EmbedctlError: what must stop the run; what was committed stays."""
@@ -126,17 +128,14 @@ class Carrying(Loading):
         again = open_folder(folder.storage.root)
         if again is None or again.digest() != folder.digest():
             raise changed(folder)
-        return self._finish()
+        summary = self._finish()
+        news = summary.rows.dead > folder.dead and self.spec.max_dead is None
+        return replace(summary, exit_code=EXIT_NEW_DEAD if news else EXIT_OK)  # letters of the folder are no news
 
     @property
     def source(self) -> Folder:
         assert self.folder is not None
         return self.folder
-
-    def committed(self, record: WindowRecord, dead: tuple[DeadRow, ...]) -> None:
-        """Letters that the folder knew are no news."""
-        self.new_dead += len(dead) - len(self.source.letters.get(record.key, ()))
-        self.tally.committed(record)
 
     def _has(self, record: WindowRecord) -> bool:
         return record.key in self.ledger.contents.windows

@@ -15,7 +15,15 @@ COMMANDS = {
     "embed": "embedctl.job.run:embed",
     "sync": "embedctl.job.sync:sync",
     "load": "embedctl.job.transfer:load",
+    "rerank": "embedctl.job.run:embed",
+    "classify": "embedctl.job.run:embed",
 }
+SCORING = frozenset({"rerank", "classify"})
+"""Commands that are the `task` of the same name; the keys below are theirs alone."""
+SCORING_KEYS = frozenset({
+    "query_column", "query_template", "candidates_column", "candidate_text", "candidate_id", "top_k", "activation",
+    "threshold",
+})  # fmt: skip
 
 Call = Callable[[JobSpec, Listener], Summary]
 

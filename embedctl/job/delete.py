@@ -25,6 +25,7 @@ from embedctl.codec import dead_from_json
 from embedctl.errors import PlanMismatch, SinkError, SourceError, UsageError
 from embedctl.events import Listener
 from embedctl.job import finalise as ending
+from embedctl.job import manifest
 from embedctl.job.destination import Destination, open_existing, open_source
 from embedctl.job.signals import obeyed
 from embedctl.job.sync_drop import file_of, keep_hashes
@@ -155,6 +156,7 @@ class Deleting:
         sink.finish(plan, records)
         number = ending.rounds(plan, ledger.contents, ending.FINALISED)
         ledger.append({"kind": ending.FINALISED, "generation": plan.generation, "round": number})
+        manifest.keep(storage, ledger, sink)
         storage.delete(_name(plan.generation))
         return sum(r.units for r in records)
 

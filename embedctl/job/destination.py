@@ -26,6 +26,8 @@ from embedctl.sources.files import STDIN
 from embedctl.spec import JobSpec
 from embedctl.storage import STATE, LocalStorage
 
+_TABLE = re.compile(r"(?<=[?&]table=)[^&]+")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
@@ -96,12 +98,16 @@ def served(target: str) -> str:
 
 
 def collection_of(target: str) -> str:
-    """The last part of a store's URI."""
+    """The last part of a store's URI, or the table that it names."""
+    if (table := _TABLE.search(target)) is not None:
+        return table[0]
     return target.partition("://")[2].partition("?")[0].rstrip("/").rpartition("/")[2]
 
 
 def with_collection(target: str, name: str) -> str:
     """The URI of another collection of the same store."""
+    if _TABLE.search(target) is not None:
+        return _TABLE.sub(lambda _: name, target)
     scheme, _, rest = target.partition("://")
     place, mark, query = rest.partition("?")
     folder, slash, _ = place.rstrip("/").rpartition("/")
@@ -133,6 +139,11 @@ def state_of(spec: JobSpec) -> LocalStorage | None:
     target = spec.to or default_destination(spec.inputs)
     storage = _state_storage(_absolute(target), spec) if "://" in target else LocalStorage(Path(target))
     return storage if (storage.root / STATE).is_dir() else None
+
+
+def state_storage(spec: JobSpec) -> LocalStorage:
+    """Where the state of the store `spec.to` is kept, there or not yet."""
+    return _state_storage(_absolute(str(spec.to)), spec)
 
 
 def _state_storage(target: str, spec: JobSpec) -> LocalStorage:

@@ -15,7 +15,7 @@ import numpy as np
 from embedctl.encoders.base import Encoder
 from embedctl.errors import GuardRefused, PlanMismatch
 from embedctl.events import Listener
-from embedctl.job import planning, wiring
+from embedctl.job import limits, passes, wiring
 from embedctl.job.replay import Replay
 from embedctl.ledger.segments import Contents, Ledger
 from embedctl.models.folder import ModelFolder
@@ -61,7 +61,7 @@ class Encoding:
         folders: Sequence[ModelFolder] | None = None,
     ) -> None:
         """Commit what is missing of the slices. :raises EmbedctlError: the first failure of any stage."""
-        folders = folders or planning.open_models(self.spec)
+        folders = folders or passes.open_models(self.spec)
         encoders: list[Encoder] = []
         pool: ThreadPoolExecutor | None = None
         try:
@@ -120,7 +120,7 @@ class Encoding:
             meter=self.meter,
             on_batch=self.on_batch,
             on_commit=self.on_commit,
-            channel_bytes=min(MAX_CHANNEL_BYTES, (self.spec.memory or planning.available_bytes()) // 64),
+            channel_bytes=min(MAX_CHANNEL_BYTES, (self.spec.memory or limits.available_bytes()) // 64),
         )
 
     def _reader(self) -> WindowReader:

@@ -13,7 +13,7 @@ from embedctl.job import finalise as ending
 from embedctl.job.encoding import Encoding, too_many
 from embedctl.job.summary import summary_of
 from embedctl.job.tally import Tally
-from embedctl.ledger import locks
+from embedctl.ledger import dead, locks
 from embedctl.ledger.segments import Ledger
 from embedctl.models.folder import ModelFolder
 from embedctl.pipeline import WindowsOf
@@ -134,11 +134,17 @@ class Execution:
             ledger = Ledger(self.storage)
             if ending.is_finalised(self.plan, ledger.contents):
                 return self._summary(ledger, "done" if self.tally.tokens else "already done")
-            first = self.plan.generation == 1 and not ending.rounds(self.plan, ledger.contents, ending.FINALISED)
-            before = 0 if first else ending.totals(ledger.contents).dead - self.new_dead
-            # Until a run ended well nobody was told of the letters, whichever run wrote them.
+            before = ending.totals(ledger.contents).dead - self.new_dead if self._was_told(ledger) else 0
             self.new_dead = ending.finalise(self.plan, self.storage, ledger, self.sink).dead - before
         return self._summary(ledger, "done")
+
+    def _was_told(self, ledger: Ledger) -> bool:
+        """Whether an earlier run ended well, and so told of its letters; their file remembers it when the ledger is lost.
+
+        Letters of a run that was killed are news, whichever run wrote them.
+        """
+        ended = self.plan.generation > 1 or ending.rounds(self.plan, ledger.contents, ending.FINALISED)
+        return bool(ended) or self.storage.read(dead.MERGED) is not None
 
     def _summary(self, ledger: Ledger, status: str) -> Summary:
         counted = 0 if self.spec.max_dead is not None else self.new_dead

@@ -14,7 +14,7 @@ import numpy as np
 from embedctl.codec import Json, dead_from_json
 from embedctl.errors import BooksError, GuardRefused
 from embedctl.events import Rows
-from embedctl.job import sync_drop
+from embedctl.job import manifest, sync_drop
 from embedctl.job.duplicates import Loser, find
 from embedctl.ledger import dead
 from embedctl.ledger.segments import Contents, Ledger
@@ -165,6 +165,7 @@ def finalise(plan: Plan, storage: LocalStorage, ledger: Ledger, sink: Sink) -> R
     number = rounds(plan, ledger.contents, FINALISED)
     ledger.append({"kind": FINALISED, "generation": plan.generation, "round": number})
     ledger.compact()
+    manifest.keep(storage, ledger, sink)
     return totals(ledger.contents)
 
 

@@ -11,16 +11,19 @@ shows `${NAME}`, never what it stands for.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from embedctl.errors import UsageError
+from embedctl.job.commands import SCORING, SCORING_KEYS
+from embedctl.job.destination import default_destination
 from embedctl.spec import JobSpec, from_table, resolve
 
 COMMAND = "embed"
@@ -151,14 +154,15 @@ def _job(
         k: _filled(v, f"{where}: {k}", environ, used) for k, v in table.items() if k != "name" or not isinstance(v, str)
     }
     command = keys.pop("command", COMMAND)
-    if command not in commands:
+    if not isinstance(command, str) or command not in commands:
         near = difflib.get_close_matches(str(command), commands, n=1)
         raise UsageError(
             f"{where}: command {command!r} is not one of {', '.join(sorted(commands))}",
             hint=f'command = "{near[0]}"' if near else None,
         )
-    base: dict[str, Any] = {}
+    base: dict[str, Any] = {"task": command} if command in SCORING else {}
     for key, value in keys.items():
+        _check_key(key, command, where)
         try:
             base |= from_table({key: value}, where)
         except UsageError as exc:
@@ -169,8 +173,32 @@ def _job(
         raise UsageError(f"{where}: {_hider(used)(str(exc))}", hint=exc.hint and _hider(used)(exc.hint)) from exc
     if not spec.inputs:
         raise UsageError(f"{where}: no input given", hint='inputs = ["corpus.parquet"]')
+    with contextlib.chdir(path.absolute().parent):
+        spec = _scored(spec, where) if command in SCORING else spec
     secrets = {value: text for value, text in used.items() if _SECRET.search(text)}
     return Job(name=name, command=command, spec=spec, file=path, folder=path.absolute().parent, hide=_hider(secrets))
+
+
+def _check_key(key: str, command: str, where: str) -> None:
+    name = key.replace("-", "_")
+    if name == "task":
+        raise UsageError(f"{where}: unknown key {key!r}", hint="command says what the job does")
+    if name in SCORING_KEYS and command not in SCORING:
+        raise UsageError(
+            f"{where}: {key}: {command} does not take it, only {' and '.join(sorted(SCORING, reverse=True))}",
+            hint='command = "rerank"',
+        )
+
+
+def _scored(spec: JobSpec, where: str) -> JobSpec:
+    """With the defaults of the commands that give scores. :raises UsageError: no model."""
+    if not spec.model:
+        raise UsageError(f"{where}: no model given; {spec.task} has no default one", hint='model = "./reranker"')
+    if spec.task == "rerank" and spec.query_column is None and spec.query_template is None:
+        spec = replace(spec, query_column="query")
+    if spec.to is None:
+        spec = replace(spec, to=default_destination(spec.inputs).removesuffix("embeddings") + "scores")
+    return spec
 
 
 def _in_words(exc: UsageError, key: str, used: Mapping[str, str]) -> UsageError:

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from embedctl import registry
-from embedctl.errors import UsageError
 from embedctl.heads.precision import calibrate
 from embedctl.job import scoring, wiring
+from embedctl.job.averages import counted
+from embedctl.job.passes import check_names, open_models, passes_of
 from embedctl.models.folder import ModelFolder
-from embedctl.models.load import find_model
-from embedctl.outputs import SINGLE, OutputSpec, dense
+from embedctl.outputs import dense
 from embedctl.plan import Pass, Plan, job_of, recipe_of
 from embedctl.records import Segment, Slice, SourceFile
 from embedctl.sources.files import STDIN, snapshot
 from embedctl.sources.roles import is_number_id
-from embedctl.sources.schema import RESERVED_NAMES, column_names, read_schemas, resolve_schema
+from embedctl.sources.schema import column_names, read_schemas, resolve_schema
 from embedctl.sources.slices import cut_slices, size_segments
 from embedctl.sources.where import columns_of
 from embedctl.spec import JobSpec
@@ -32,9 +29,6 @@ from embedctl.text.template import text_rule
 
 PROBES = 32
 PROBE_ROWS = 64
-CPU_BATCH_TOKENS = 4096
-CUDA_BATCH_TOKENS = 65536
-FIRST_WINDOW_ROWS = 1024
 
 
 NO_ROWS = (Slice(index=0, segments=()),)
@@ -47,21 +41,6 @@ class Draft:
 
     plan: Plan
     folders: tuple[ModelFolder, ...]
-
-
-def open_models(spec: JobSpec) -> tuple[ModelFolder, ...]:
-    """:raises ModelError: not found, or not understood."""
-    return tuple(
-        find_model(
-            asked,
-            revision=spec.revision,
-            offline=spec.offline,
-            allow_pickle=spec.allow_pickle,
-            trust_remote_code=spec.trust_remote_code,
-            scorer=spec.task != "embed",
-        )
-        for _, asked in spec.models
-    )
 
 
 def draft(spec: JobSpec, files: Sequence[SourceFile]) -> Draft:
@@ -85,7 +64,7 @@ def draft(spec: JobSpec, files: Sequence[SourceFile]) -> Draft:
     id_field = schema.schema.field(schema.id_column) if schema.id_column else None
     id_type = "int64" if id_field is not None and is_number_id(id_field) else "string"
     passes = passes_of(spec, folders, id_type)
-    _check_names(passes, schema.keep)
+    check_names(passes, schema.keep)
     recipe = recipe_of(spec, schema.text_columns, passes)
     seen = snapshot(files)
     sized = [s for f in files for s in size_segments(f, formats[f.format].segments(f, spec.slice_bytes))]
@@ -107,125 +86,7 @@ def draft(spec: JobSpec, files: Sequence[SourceFile]) -> Draft:
     )
     if spec.task != "embed":
         scoring.check_names(plan)
-    return Draft(plan=plan, folders=folders)
-
-
-def passes_of(spec: JobSpec, folders: Sequence[ModelFolder], id_type: str) -> tuple[Pass, ...]:
-    """What the settings become for each model. :raises UsageError: an output that the model does not give."""
-    passes = []
-    for (name, asked), folder in zip(spec.models, folders, strict=True):
-        resolved = {**_resolve(spec, folder), "id_type": id_type}
-        outputs = _outputs(spec, name, folder)
-        passes.append(Pass(asked=asked, model=_card(folder, resolved), resolved=resolved, outputs=outputs))
-    _check_outputs(spec, passes)
-    return tuple(passes)
-
-
-def _outputs(spec: JobSpec, name: str | None, folder: ModelFolder) -> tuple[OutputSpec, ...]:
-    """The outputs asked for; else, of a named model, the kind of that name; else what the model is made for."""
-    if spec.task != "embed":
-        return scoring.outputs_of(spec, name, folder)
-    wanted = spec.output or ((name,) if name in folder.kinds else folder.kinds[:1])
-    for kind in wanted:
-        if kind not in folder.kinds:
-            raise UsageError(
-                f"--output: {folder.name} gives no {kind} output; it gives: {', '.join(folder.kinds)}",
-                hint=f"--output {folder.kinds[0]}",
-            )
-    return tuple(
-        OutputSpec(
-            name=name if name and len(wanted) == 1 else SINGLE if len(wanted) == 1 else kind,
-            kind=kind,
-            dim=folder.numbers(kind, spec),
-            vector_type={"dense": spec.vector_type, "multivector": "float16"}.get(kind, "float32"),
-            similarity="dot" if kind == "sparse" else folder.similarity,
-        )
-        for kind in folder.kinds
-        if kind in wanted
-    )
-
-
-def _check_names(passes: Sequence[Pass], keep: Sequence[str]) -> None:
-    """:raises UsageError: an output has the name of another column."""
-    taken = {*keep, *RESERVED_NAMES} - {SINGLE}
-    for name in (output.name for one in passes for output in one.outputs):
-        if name in taken:
-            why = "a kept column" if name in keep else "a column the output uses itself"
-            raise UsageError(f"--model: {name!r} is {why}; an output cannot have its name", hint=f"--model {name}_=...")
-
-
-def _check_outputs(spec: JobSpec, passes: Sequence[Pass]) -> None:
-    kinds = [output.kind for one in passes for output in one.outputs]
-    if spec.chunk_pool and set(kinds) != {"dense"}:
-        raise UsageError("--chunk-pool: only dense vectors can be averaged", hint="leave out --chunk-pool")
-    if spec.vector_type != "float32" and "dense" not in kinds:
-        raise UsageError(f"--vector-type: it is for dense vectors, and there are only {', '.join(kinds)}")
-
-
-def available_cpus() -> int:
-    """Processors this process may use, the cgroup's quota included."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        if quota != "max":
-            cpus = min(cpus, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass
-    return cpus
-
-
-def available_bytes() -> int:
-    """Memory this process may use, the cgroup's limit included."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    with contextlib.suppress(OSError, ValueError):
-        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
-    return min(limits)
-
-
-def _resolve(spec: JobSpec, folder: ModelFolder) -> dict[str, Any]:
-    device, dtype = "cpu", "float32"
-    if folder.kind != "fake":
-        from embedctl.encoders.open import resolve_device, resolve_dtype
-
-        device = resolve_device(spec.device)
-        dtype = "float32" if folder.kind == "static" else resolve_dtype(spec.dtype, device)
-    prompt = folder.prompt(spec)
-    resolved: dict[str, Any] = {
-        "device": device,
-        "dtype": dtype,
-        "threads": spec.threads or available_cpus(),
-        "batch_tokens": spec.batch_tokens or (CUDA_BATCH_TOKENS if device.startswith("cuda") else CPU_BATCH_TOKENS),
-        "compile": spec.compile,
-        "prompt": prompt,
-        "max_length": folder.max_length(spec),
-        "dim": folder.dim(spec) if folder.scorer is None else 0,
-        "window_rows": spec.window_rows,
-        "first_window_rows": FIRST_WINDOW_ROWS,
-        "window_bytes": spec.window_bytes,
-        "slice_bytes": spec.slice_bytes,
-        "machine": platform.machine(),
-    }
-    if folder.scorer is not None:
-        resolved |= scoring.resolved_of(spec, folder)
-    tokenizer = wiring.open_tokenizer(folder, resolved, spec.of_kind("recipe"))
-    resolved["num_prompt_tokens"] = tokenizer.num_prompt_tokens
-    return resolved
-
-
-def _card(folder: ModelFolder, resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """What a reader of the vectors should know of their model."""
-    return {
-        "name": folder.name,
-        "architecture": folder.architecture,
-        "fingerprint": folder.fingerprint(),
-        "dim": resolved["dim"],
-        "max_length": resolved["max_length"],
-        "prompt": resolved["prompt"],
-        "prompts": dict(folder.prompts),
-        "similarity": folder.similarity,
-        "normalised": folder.normalize,
-        **({} if folder.scorer is None else scoring.card_of(folder, resolved)),
-    }
+    return Draft(plan=counted(plan, spec, folders), folders=folders)
 
 
 def libraries() -> dict[str, str]:

@@ -99,7 +99,7 @@ def _again(last: Plan, spec: JobSpec, found: Destination, ledger: Ledger) -> _Ag
     if not finished and last.is_sync:
         sync = f"embedctl sync {' '.join(last.inputs)} --to {found.uri}"
         raise PlanMismatch(f"{found.uri}: a sync was begun and not finished; a retry comes after it", hint=sync)
-    if not finished and last.generation == 1:
+    if not finished and last.targets is None:
         raise PlanMismatch(f"{found.uri}: the job is not finished; a retry comes after it", hint=embed)
     standing = ending.current_dead(_before(ledger, last, finished))
     plan = last

@@ -20,6 +20,7 @@ from embedctl.job.execution import Execution
 from embedctl.job.replay import Replay
 from embedctl.job.signals import obeyed
 from embedctl.job.summary import skipped_summary, summary_of
+from embedctl.job.swap import embed_swapped
 from embedctl.ledger import locks
 from embedctl.ledger.segments import Ledger
 from embedctl.models.folder import ModelFolder
@@ -38,7 +39,7 @@ def embed(spec: JobSpec, listener: Listener) -> Summary:
     :raises EmbedctlError: see errors.py; what was committed stays, and the same command goes on from there.
     """
     try:
-        return _embed(spec, listener)
+        return _embed(spec, listener) if spec.swap_alias is None else embed_swapped(spec, listener, _embed)
     except Locked as exc:
         if spec.if_locked != "skip":
             raise

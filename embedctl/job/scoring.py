@@ -24,11 +24,6 @@ from embedctl.text.template import TextRule, text_rule
 from embedctl.tokens.base import Tokenizer
 
 
-def scores(spec: Mapping[str, Any]) -> bool:
-    """Whether the job reranks or classifies."""
-    return spec.get("task", "embed") != "embed"
-
-
 def of_pairs(spec: Mapping[str, Any]) -> bool:
     """Whether each row has a query beside its text."""
     return bool(spec.get("query_column") or spec.get("query_template"))
@@ -84,8 +79,8 @@ def outputs_of(spec: JobSpec, name: str | None, folder: ModelFolder) -> tuple[Ou
     count = len(folder.labels)
     if spec.candidates_column is not None and count > 1:
         raise UsageError(
-            f"--candidates-column: {folder.name} gives {count} scores a pair ({', '.join(folder.labels[:3])}, ...), and "
-            "candidates are ranked by one",
+            f"--candidates-column: {folder.name} gives {count} scores a pair ({', '.join(folder.labels[:3])}, ...), "
+            "and candidates are ranked by one",
             hint="give a row a pair with --text-column, or a model with one label",
         )
     own = SCORE if count == 1 else SCORES

@@ -1,7 +1,7 @@
 """The end of a sync: rows that were replaced or have vanished leave their windows, and the state says what is left.
 
-Enters: a generation whose new rows are all in. Leaves: old windows in a later revision without those rows, and the state
-of all live rows. Every step may be killed and done again.
+Enters: a generation whose new rows are all in. Leaves: old windows in a later revision without those rows, and the
+state of all live rows. Every step may be killed and done again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from embedctl import failpoints
 from embedctl.errors import BooksError
 from embedctl.ledger import hashes as kept_hashes
 from embedctl.ledger import rows_state
-from embedctl.ledger.segments import Ledger
+from embedctl.ledger.segments import RETIRED, Ledger
 from embedctl.plan import Plan
 from embedctl.records import FileBooks, WindowKey, WindowRecord
 from embedctl.sinks.base import Hashed, Sink
@@ -25,19 +25,28 @@ from embedctl.sources import changes
 from embedctl.stages.hashes import id_hashes
 from embedctl.storage import LocalStorage, Storage
 
-DROPS, CARRIED = "drops.npy", "carried.npy"
+DROPS, CARRIED, MOVED = "drops.npy", "carried.npy", "moved.npy"
+MERGE = "merge"
+"""What the list of a generation that only lays rows out anew says instead of changed rows."""
 CHUNK_ROWS = 1 << 20
 _LOW = (1 << 32) - 1
 
 
 def drop_replaced(plan: Plan, storage: LocalStorage, ledger: Ledger, sink: Sink) -> None:
     """Take the old rows out, window by window. :raises BooksError: a window of theirs is gone."""
-    windows = changes.load(storage, plan.generation).details["windows"]
+    details = changes.load(storage, plan.generation).details
+    if MERGE in details:
+        ledger.append({"kind": RETIRED, "keys": details[MERGE]["retired"]})
+        return
+    windows = details["windows"]
     names = read_array(storage, plan.generation, DROPS)
     places = names >> np.uint64(32)
     for place in np.unique(places).tolist():
         generation, slice_, window, revision = windows[place]
-        record = ledger.contents.windows.get(WindowKey(generation=generation, slice=slice_, window=window))
+        key = WindowKey(generation=generation, slice=slice_, window=window)
+        record = ledger.contents.windows.get(key)
+        if record is None and ledger.contents.is_retired(key):
+            continue
         if record is None:
             raise BooksError(
                 f"{storage.uri}: window g{generation}-{slice_}-{window} is gone, and rows were to be taken out of it",
@@ -53,12 +62,11 @@ def drop_replaced(plan: Plan, storage: LocalStorage, ledger: Ledger, sink: Sink)
         failpoints.hit("before-drop")
         changed = sink.drop_rows(record, changed, rows.tolist())
         failpoints.hit("after-drop")
-        ledger.append(changed)
+        emptied = not changed.units and changed.part is None
+        ledger.append({"kind": RETIRED, "keys": [[generation, slice_, window]]} if emptied else changed)
 
 
-def keep_hashes(
-    record: WindowRecord, changed: WindowRecord, rows: np.ndarray, storage: Storage, sink: Sink
-) -> None:
+def keep_hashes(record: WindowRecord, changed: WindowRecord, rows: np.ndarray, storage: Storage, sink: Sink) -> None:
     """The content hashes of what is left of a window, where its sink does not keep them."""
     if not isinstance(sink, Hashed):
         known = kept_hashes.read(storage, record.key, record.revision)
@@ -69,7 +77,7 @@ def keep_hashes(
 def remember(plan: Plan, storage: LocalStorage, ledger: Ledger, sink: Sink) -> None:
     """Write the state of all live rows. Where the one before is gone, the next sync makes it from the windows."""
     details = changes.load(storage, plan.generation).details
-    old = rows_state.opened(storage, details["state"])
+    old = rows_state.opened(storage, details["state"]) if details["state"] else None
     if old is None:
         return
     records = [ledger.contents.windows[k] for k in sorted(ledger.contents.windows)]
@@ -95,6 +103,9 @@ def _blocks(
 ) -> Iterator[np.ndarray]:
     drops = read_array(storage, plan.generation, DROPS)
     carried = read_array(storage, plan.generation, CARRIED)
+    moved = (
+        read_array(storage, plan.generation, MOVED) if MERGE in changes.load(storage, plan.generation).details else None
+    )
     place_of = {(r.key.generation, r.key.slice, r.key.window): n for n, r in enumerate(records)}
     new_place = np.array([place_of.get((g, s, w), 0) for g, s, w, _ in old.windows] or [0], dtype=np.uint32)
     for begin in range(0, len(old), CHUNK_ROWS):
@@ -108,12 +119,13 @@ def _blocks(
         yield entries
     for place, record in enumerate(records):
         if record.key.generation == plan.generation:
-            yield entries_of(record, place, storage, sink, file_of(record))
+            files = file_of(record)
+            if moved is not None:
+                files, moved = moved[: len(files)], moved[len(files) :]
+            yield entries_of(record, place, storage, sink, files)
 
 
-def entries_of(
-    record: WindowRecord, place: int, storage: Storage, sink: Sink, files: np.ndarray | None
-) -> np.ndarray:
+def entries_of(record: WindowRecord, place: int, storage: Storage, sink: Sink, files: np.ndarray | None) -> np.ndarray:
     """A window's rows as the state holds them; hashes are 0 where the window was written without, files NO_FILE."""
     ids = sink.rows(record)[0]
     hashes = sink.row_hashes(record) if isinstance(sink, Hashed) else None

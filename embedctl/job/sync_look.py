@@ -117,7 +117,7 @@ class Looker:
             reader=WindowReader(plan, wiring.row_rules(plan), wiring.blocks_of(plan)),
             state=state,
             encode=encode,
-            reuse=reuse if isinstance(self.sink, Reusable) else None,
+            reuse=reuse if isinstance(self.sink, Reusable) and _can_reuse(plan) else None,
             letters=known_dead(letters, self.last, files),
             newer=watermark.newer if watermark is not None else None,
             limit=plan.spec["limit"],
@@ -126,7 +126,9 @@ class Looker:
         self._read([f for f in files if f.index not in left.values()], scan)
         encode.close(), reuse.close()
         told = watermark.to_json() if watermark is not None else state.details.get("watermark")
-        return self._summed(scan, plan, {**dict.fromkeys(encode.chunks, ENCODE), **dict.fromkeys(reuse.chunks, REUSE)}, told, len(left))
+        return self._summed(
+            scan, plan, {**dict.fromkeys(encode.chunks, ENCODE), **dict.fromkeys(reuse.chunks, REUSE)}, told, len(left)
+        )
 
     def _next_plan(self, files: Sequence[SourceFile], schema: Any) -> Plan:
         last, tuned = self.last, self.spec.of_kind("tuning")
@@ -238,6 +240,11 @@ class Looker:
         return ids
 
 
+def _can_reuse(plan: Plan) -> bool:
+    """Scores are spread over columns of their own, and not read back."""
+    return all(output.kind != "score" for output in plan.outputs)
+
+
 def guard(look: Look, spec: JobSpec) -> None:
     """Before anything is published. :raises GuardRefused: too many rows would go, or too few would stay."""
     deleted, before = look.counts["deleted"], len(look.state)
@@ -246,8 +253,7 @@ def guard(look: Look, spec: JobSpec) -> None:
     if deleted > limit:
         raise GuardRefused(
             f"{deleted:,} of {before:,} rows are not in the corpus any more, above --max-delete {text}",
-            hint="is the corpus whole? see which with --dry-run; if they should go: --max-delete "
-            f"{deleted}",
+            hint=f"is the corpus whole? see which with --dry-run; if they should go: --max-delete {deleted}",
         )
     if spec.min_rows is not None and look.live < spec.min_rows:
         raise GuardRefused(
@@ -260,5 +266,3 @@ def _absolute(inputs: Sequence[str]) -> tuple[str, ...]:
     import os
 
     return tuple(map(os.path.abspath, inputs))
-
-

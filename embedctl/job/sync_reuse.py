@@ -1,6 +1,6 @@
 """Rows whose text is what it was, and whose other columns are not: written again with the outputs they have.
 
-Enters: a plan's chunks of such rows. Leaves: committed windows, without an encoder. A row killed here is done here again.
+Enters: a plan's chunks of such rows. Leaves: committed windows, without an encoder; a kill loses the window in hand.
 """
 
 from __future__ import annotations
@@ -130,9 +130,7 @@ def _joined(values: Sequence[Values], order: np.ndarray) -> Values:
     return take(join(values), order)
 
 
-def _column(
-    values: Sequence[np.ndarray | None], order: np.ndarray, count: int, dtype: type[np.generic]
-) -> np.ndarray:
+def _column(values: Sequence[np.ndarray | None], order: np.ndarray, count: int, dtype: type[np.generic]) -> np.ndarray:
     """The values in order, or zeros where the destination does not keep them."""
     known = [v for v in values if v is not None]
     if len(known) < len(values) or not known:

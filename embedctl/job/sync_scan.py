@@ -18,7 +18,7 @@ from embedctl.ledger.rows_state import RowsState
 from embedctl.plan import Plan
 from embedctl.records import RowBlock
 from embedctl.sources.changes import ChangeWriter
-from embedctl.stages.hashes import id_hashes, kept_hashes, text_hashes
+from embedctl.stages.hashes import id_hashes, row_hashes
 from embedctl.stages.windows import Judged, WindowReader
 
 UNSEEN, UNREAD, KEPT, REPLACED = 0, 1, 2, 3
@@ -139,7 +139,8 @@ class Scan:
     def names_of(self, numbers: np.ndarray) -> np.ndarray:
         """uint64: place << 32 | row of old rows."""
         place = self.state.take("place", numbers).astype(np.uint64)
-        return (place << np.uint64(32)) | self.state.take("row", numbers)
+        names: np.ndarray = (place << np.uint64(32)) | self.state.take("row", numbers)
+        return names
 
     def repeated(self) -> list[tuple[int, int]]:
         """(name of a new row whose id a new row before it has, name of that one)."""
@@ -192,7 +193,13 @@ class Scan:
         return claimed
 
     def _twice(
-        self, block: RowBlock, rows: np.ndarray, ids: list[str], again: np.ndarray, books: Books, problems: dict[int, str]
+        self,
+        block: RowBlock,
+        rows: np.ndarray,
+        ids: list[str],
+        again: np.ndarray,
+        books: Books,
+        problems: dict[int, str],
     ) -> None:
         rule = self.plan.spec["on_duplicate"]
         if not len(rows):
@@ -216,10 +223,10 @@ class Scan:
         """bool: whether text, and kept columns, are those of the old row."""
         same_text, same_kept = np.zeros(len(rows), dtype=bool), np.zeros(len(rows), dtype=bool)
         if old.any():
-            texts = text_hashes([str(judged.texts[i]) for i in rows[old].tolist()])
-            kept = kept_hashes(judged.kept.take(pa.array(rows[old])))
-            same_text[old] = texts == self.state.take("text", at[old])
-            same_kept[old] = kept == self.state.take("kept", at[old])
+            texts = [str(judged.texts[i]) for i in rows[old].tolist()]
+            hashed = row_hashes(texts, judged.kept.take(pa.array(rows[old])))
+            same_text[old] = hashed[:, 0] == self.state.take("text", at[old])
+            same_kept[old] = hashed[:, 1] == self.state.take("kept", at[old])
         return same_text, same_kept
 
     def _put_aside(
@@ -260,7 +267,7 @@ class Scan:
         return RowBlock(
             file=block.file,
             positions=block.positions[rest],
-            columns=block.columns.take(pa.array(rest)),
+            columns=block.columns.take(pa.array(rest, pa.int64())),
             next_position=block.next_position,
             errors={new: block.errors[old] for new, old in enumerate(rest.tolist()) if old in block.errors},
         )

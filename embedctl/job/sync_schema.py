@@ -26,10 +26,12 @@ def schema_of(
 
     :raises GuardRefused: the id column vanished. :raises PlanMismatch: kept columns or ids are of another type now.
     """
+    found = None
     for some in (changed, files):
         found = _resolved(last, some, updated_column)
         if found is None or found.equals(last.schema, check_metadata=True):
             return last.schema, False
+    assert found is not None
     _check_same_output(last, found)
     return found, True
 

@@ -1,4 +1,4 @@
-"""`--updated-column`: rows that are not newer than the newest of the last sync are taken as they are, unread but for ids.
+"""`--updated-column`: rows that are not newer than the newest of the last sync are taken as they are.
 
 Enters: blocks. Leaves: which rows may have changed, and the newest value seen. Refused: columns without an order.
 """
@@ -29,23 +29,24 @@ class Watermark:
     def newer(self, block: RowBlock) -> np.ndarray:
         """bool (n,): at least as new as the floor, or null. Equal ones count: the clock may not have ticked between."""
         values = comparable(block.columns.column(self.column), self.column)
-        newest = pc.max(values).as_py()
+        newest: Any = pc.max(values).as_py()
         if newest is not None and (self.top is None or newest > self.top):
             self.top = newest
         if self.floor is None:
             return np.ones(len(values), dtype=bool)
-        mask: np.ndarray = pc.fill_null(pc.greater_equal(values, self.floor), True).to_numpy(zero_copy_only=False)
+        late: Any = pc.greater_equal(values, pa.scalar(self.floor, values.type))
+        mask: np.ndarray = late.fill_null(True).to_numpy(zero_copy_only=False)
         return mask
 
     def to_json(self) -> list[Any] | None:
         """What the next sync starts from."""
-        tops = [v for v in (self.floor, self.top) if v is not None]
-        return [self.column, max(tops)] if tops else None  # type: ignore[type-var]
+        tops: list[Any] = [v for v in (self.floor, self.top) if v is not None]
+        return [self.column, max(tops)] if tops else None
 
     @classmethod
     def since(cls, column: str, remembered: list[Any] | None, kind: pa.DataType) -> Watermark:
         """From what an earlier sync remembered, when it was of this column and kind of value."""
-        probe = comparable(pa.nulls(0, kind), column)
+        probe = comparable(pa.array([], kind), column)
         known = remembered[1] if remembered and remembered[0] == column else None
         wanted = str if pa.types.is_string(probe.type) else float if pa.types.is_floating(probe.type) else int
         return cls(column=column, floor=known if type(known) is wanted else None)

@@ -19,21 +19,22 @@ from embedctl.errors import Locked, PlanMismatch, UsageError
 from embedctl.events import Listener, Summary
 from embedctl.job import finalise as ending
 from embedctl.job import vectors
-from embedctl.job.carrying import Carrying, Folder, check_same, open_folder
+from embedctl.job.carrying import CARRIED, Carrying, Folder, check_same, open_folder
 from embedctl.job.destination import Destination, open_destination
 from embedctl.job.export import HEADER
 from embedctl.job.loading import Loading
 from embedctl.job.run import check_snapshot, remember_job
 from embedctl.job.signals import obeyed
 from embedctl.job.summary import skipped_summary, summary_of
+from embedctl.job.swap import swapped
 from embedctl.ledger import locks
 from embedctl.ledger.segments import Ledger
 from embedctl.plan import Plan
 from embedctl.records import SourceFile
-from embedctl.sources.files import discover
+from embedctl.sources.files import discover, snapshot
 from embedctl.spec import JobSpec, flag
 from embedctl.stages.flow import Halt, Meter
-from embedctl.storage import STATE
+from embedctl.storage import STATE, LocalStorage
 
 
 def load(spec: JobSpec, listener: Listener) -> Summary:
@@ -44,12 +45,26 @@ def load(spec: JobSpec, listener: Listener) -> Summary:
     if spec.to is None:
         raise UsageError("--to: where shall the vectors go?", hint="--to qdrant://localhost:6334/docs --create")
     try:
-        return _load(spec, listener)
+        return _load(spec, listener) if spec.swap_alias is None else _swapped(spec, listener)
     except Locked as exc:
         if spec.if_locked != "skip":
             raise
         listener.note(f"{exc}; stepped aside")
         return skipped_summary(spec.to)
+
+
+def _swapped(spec: JobSpec, listener: Listener) -> Summary:
+    folder = folder_of(spec.inputs)
+    files = [] if folder is not None else tables_of(spec)
+
+    def is_ours(plan: Plan, storage: LocalStorage) -> bool:
+        if folder is not None:
+            known = [e["digest"] for e in Ledger(storage).contents.events if e["kind"] == CARRIED]
+            return plan.job == folder.newest.job and known == [folder.digest()]
+        return plan.is_loaded and plan.snapshot == snapshot(files) and not plans.contradictions(plan, spec)
+
+    recipe = folder.newest.recipe if folder is not None else vectors.draft(spec, files).recipe
+    return swapped(spec, listener, _load, is_ours, lambda: recipe)
 
 
 def folder_of(inputs: Sequence[str]) -> Folder | None:

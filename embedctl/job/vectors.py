@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from embedctl import registry
 from embedctl.errors import UsageError
-from embedctl.job import planning, wiring
+from embedctl.job import limits, planning, wiring
 from embedctl.outputs import SINGLE, OutputSpec, Values, take
 from embedctl.plan import LOADED, Pass, Plan, job_of
 from embedctl.records import Slice, SourceFile, Window, WindowOutput, WindowRecord
@@ -71,7 +71,7 @@ def draft(spec: JobSpec, files: Sequence[SourceFile]) -> Plan:
     resolved = {
         LOADED: columns, "id_type": "int64" if id_field is not None and is_number_id(id_field) else "string",
         "window_rows": spec.window_rows, "window_bytes": spec.window_bytes, "slice_bytes": spec.slice_bytes,
-        "device": "cpu", "threads": spec.threads or planning.available_cpus(), "batch_tokens": 0,
+        "device": "cpu", "threads": spec.threads or limits.available_cpus(), "batch_tokens": 0,
     }  # fmt: skip
     passes = _passes(spec, fields, dims, card, resolved)
     recipe = str(card.get("recipe") or _hash([o.to_json() for one in passes for o in one.outputs]))

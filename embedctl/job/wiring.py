@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from embedctl.encoders.base import Encoder
 from embedctl.heads.precision import overflows, quantize
 from embedctl.job import scoring
 from embedctl.models.folder import ModelFolder
+from embedctl.models.lexical import with_avg_len
 from embedctl.outputs import Multivector, OutputKind, Sparse, Values
 from embedctl.plan import Plan
 from embedctl.records import RowBlock, Segment, SourceFile
@@ -79,6 +81,10 @@ def open_tokenizer(folder: ModelFolder, resolved: Mapping[str, Any], spec: Mappi
         from embedctl.tokens.fake import FakeTokenizer
 
         return FakeTokenizer(max_length=resolved["max_length"], prompt=resolved["prompt"])
+    if folder.kind == "lexical":
+        from embedctl.tokens.code_points import CodePoints
+
+        return CodePoints(max_length=resolved["max_length"], prompt=resolved["prompt"])
     assert folder.path is not None
     set_threads(resolved["threads"])
     return load_tokenizer(
@@ -98,7 +104,13 @@ def open_tokenizers(folders: Sequence[ModelFolder], plan: Plan) -> list[Tokenize
     tokenizers = []
     for folder, one in zip(folders, plan.passes, strict=True):
         chat = folder.scorer and repr(folder.scorer.chat)
-        settings = (one.resolved["max_length"], one.resolved["prompt"], folder.lowercase, folder.add_special_tokens, chat)
+        settings = (
+            one.resolved["max_length"],
+            one.resolved["prompt"],
+            folder.lowercase,
+            folder.add_special_tokens,
+            chat,
+        )
         key = (folder.tokenizer_fingerprint(), *settings, folder.marker)
         if key not in known:
             known[key] = open_tokenizer(folder, one.resolved, plan.spec)
@@ -118,6 +130,11 @@ def open_planned_encoder(
     if folder.kind == "fake":
         fake: Encoder = registry.get("encoders", "fake")(folder.name, dim=resolved["dim"])
         return fake
+    if folder.kind == "lexical":
+        from embedctl.encoders.lexical import LexicalEncoder
+
+        name = with_avg_len(folder.name, resolved["avg_len"]) if resolved.get("avg_len") else folder.name
+        return LexicalEncoder(replace(folder, name=name))
     from embedctl.encoders.open import open_encoder
 
     return open_encoder(
@@ -154,7 +171,8 @@ def text_rules(plan: Plan, feeds: Sequence[tuple[Tokenizer, bool]]) -> TextRules
     return TextRules(
         unique=unique_texts,
         feeds=[feed_rules(own, padded) for own, padded in feeds],
-        chunk=pairs.passages if paired
+        chunk=pairs.passages
+        if paired
         else _spans(cast(Kind, kind), int(size), plan.spec["overlap"], tokenizer)
         if rule
         else None,
@@ -180,7 +198,7 @@ def _spans(kind: Kind, size: int, overlap: int, tokenizer: Tokenizer) -> Spans:
 
 
 def vector_rules(plan: Plan, ranges: Callable[[str, np.ndarray], np.ndarray | None]) -> VectorRules:
-    """`ranges` gives an output's int8 ranges: the plan's or, for standard input, those of the first window it is shown."""
+    """`ranges` gives an output's int8 ranges: the plan's or, for standard input, those of the first window."""
     types = {output.name: output.vector_type for output in plan.outputs}
 
     def store(name: str, values: Values) -> tuple[Values, dict[int, str]]:

@@ -1,4 +1,7 @@
-"""Content hashes of committed windows' rows, for sinks that do not keep them: one object a window, beside the ledger."""
+"""Content hashes of committed windows' rows, for sinks that do not keep them.
+
+Enters: uint64 pairs, a window at a time. Leaves: one object a window, beside the ledger.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every live row's content hashes, on disk, so that a sync finds what changed without reading the destination.
 
 Enters: windows' ids and hashes as 64-bit numbers. Leaves: a file of Arrow batches sorted by id hash, memory-mapped; one
-batch is a bucket of the hash's range, and building one at a time bounds the memory at any size. All of it can be derived
+batch is a bucket of the hash's range, and building one at a time bounds the memory at any size. All of it follows
 from the live windows: losing it costs a reading of them. Refuses nothing: a file that does not fit is not there.
 """
 
@@ -36,8 +36,8 @@ _META = b"embedctl.rows"
 class RowsState:
     """n live rows in buckets of ascending id hash.
 
-    windows: [generation, slice, window, revision] of each place. uris: the files that `file` numbers. starts: int64, the
-    number of the first row of each bucket. repeated: [place, row] of rows whose id stands in an earlier row.
+    windows: [generation, slice, window, revision] of each place. uris: the files that `file` numbers. starts: int64,
+    the number of the first row of each bucket. repeated: [place, row] of rows whose id stands in an earlier row.
     """
 
     name: str | None
@@ -67,7 +67,8 @@ class RowsState:
     def take(self, column: str, rows: np.ndarray) -> np.ndarray:
         """Values of a column for these row numbers."""
         if len(self.buckets) == 1:
-            return self.buckets[0][column][rows]
+            values: np.ndarray = self.buckets[0][column][rows]
+            return values
         out = np.empty(len(rows), dtype=_ENTRY[column])
         bucket_of = np.searchsorted(self.starts, rows, side="right") - 1
         for number in np.unique(bucket_of).tolist():

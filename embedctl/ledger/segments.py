@@ -56,6 +56,10 @@ class Contents:
             for key in list(self.windows):
                 self._choose(key)
 
+    def is_retired(self, key: WindowKey) -> bool:
+        """Whether an event took the window out of the destination for good."""
+        return key in self._retired or key.generation < self._retired_before
+
     def drop(self, key: WindowKey) -> None:
         """Forget a window, until its record is added again."""
         self._revised.pop(key, None)
@@ -67,7 +71,7 @@ class Contents:
 
     def _choose(self, key: WindowKey) -> None:
         standing = [r for n, r in self._revised.get(key, {}).items() if n == 0 or n > self._lost.get(key, 0)]
-        if standing and key not in self._retired and key.generation >= self._retired_before:
+        if standing and not self.is_retired(key):
             self.windows[key] = max(standing, key=lambda r: r.revision)
         else:
             self.windows.pop(key, None)

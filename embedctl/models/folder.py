@@ -7,6 +7,7 @@ length, dimension, fingerprint). Refuses: an unknown prompt name, a length or di
 from __future__ import annotations
 
 import difflib
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,11 +34,12 @@ class ModelFolder:
     a user should hear. `max_positions`: tokens the weights can place, None where any number. `gives`: the outputs it
     can give, the one it is made for first. `marker`: a token put behind the first special one. `query_side`: the same
     model as it reads queries, None where it reads them like documents. `labels` of a score's numbers;
-    `scorer`: where they come from, read by `score_format` only.
+    `scorer`: where they come from, read by `score_format` only. `modifier`: what a store weighs its sparse vectors by.
+    `settings`: what else makes the numbers of a lexical model, as a hash.
     """
 
     name: str
-    kind: Literal["transformer", "static", "fake"]
+    kind: Literal["transformer", "static", "fake", "lexical"]
     path: Path | None = None
     root: Path | None = None
     architecture: str = ""
@@ -64,6 +66,8 @@ class ModelFolder:
     query_side: ModelFolder | None = None
     for_queries: bool = False
     labels: tuple[str, ...] = ()
+    modifier: Literal["idf"] | None = None
+    settings: str = ""
     scorer: Scorer | None = None
 
     @property
@@ -147,13 +151,13 @@ class ModelFolder:
     @property
     def kinds(self) -> tuple[OutputKind, ...]:
         """The outputs it can give in one pass, the one it is made for first."""
-        return self.gives if self.path is not None else fake_options(self.name).kinds
+        return fake_options(self.name).kinds if self.kind == "fake" else self.gives
 
     def numbers(self, kind: OutputKind, spec: JobSpec) -> int:
         """See `OutputSpec.dim`. :raises UsageError: `--dim` is more than the model gives, or cannot be had of it."""
         if kind == "sparse":
             if self.sparse is None:
-                return VOCABULARY
+                return 1 << 32 if self.kind == "lexical" else VOCABULARY
             if spec.dim is not None and "dense" not in self.gives:
                 raise UsageError(
                     f"--dim: {self.name} gives sparse vectors, which are not cut",
@@ -178,11 +182,12 @@ class ModelFolder:
     def tokenizer_fingerprint(self) -> str:
         """The same for models whose tokenizers have the same files."""
         if self.path is None:
-            return "fake"
+            return self.kind
         names = ("tokenizer", "special_tokens", "added_tokens", "vocab", "merges", "spiece", "sentencepiece")
         files = sorted(f for f in self.path.iterdir() if f.name.startswith(names))
         return ",".join(file_sha256(f) for f in files) or str(self.path)
 
     def fingerprint(self) -> str:
         """sha256 over the contents of weights, tokenizer and settings: the same wherever the folder lies."""
-        return fingerprint_of(self.root, self.name, self.weights)
+        found = fingerprint_of(self.root, self.name, self.weights)
+        return hashlib.sha256((found + self.settings).encode()).hexdigest() if self.settings else found

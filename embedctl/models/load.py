@@ -16,6 +16,7 @@ from embedctl.models.fake import fake_options
 from embedctl.models.files import read_json, read_object
 from embedctl.models.fingerprint import file_sha256
 from embedctl.models.folder import ModelFolder
+from embedctl.models.lexical import find as find_lexical
 from embedctl.models.registered import registered
 from embedctl.models.score_format import fake_scorer, read_scorer
 from embedctl.models.st_format import read_folder
@@ -48,6 +49,9 @@ def find_model(
             name=name, kind="fake", architecture="fake", model_type="fake",
             hidden_dim=options.dim, max_seq_length=options.max_length,
         )  # fmt: skip
+    lexical = find_lexical(name, offline=offline or _hub_offline())
+    if lexical is not None:
+        return lexical
     root, where = _locate(name, revision, offline=offline or _hub_offline(), allow_pickle=allow_pickle)
     read = read_scorer if scorer else read_folder
     try:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from embedctl.encoders.base import Encoder
 from embedctl.errors import SourceError, UsageError
-from embedctl.job import planning, wiring
+from embedctl.job import passes, wiring
 from embedctl.outputs import Multivector, Outputs, OutputSpec, Sparse, Values, take
 from embedctl.plan import Plan
 from embedctl.query.checks import Check
@@ -61,7 +61,7 @@ class _Compared:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        folders = planning.open_models(JobSpec(**plan.asked(), inputs=plan.inputs))
+        folders = passes.open_models(JobSpec(**plan.asked(), inputs=plan.inputs))
         tokenizers = wiring.open_tokenizers(folders, plan)
         self._rules = wiring.text_rules(plan, [(tokenizer, True) for tokenizer in tokenizers])
         self._encoders = [
@@ -164,7 +164,7 @@ def _likeness(output: OutputSpec, expected: Values, stored: Values, store: Any, 
     if isinstance(expected, Sparse) or isinstance(stored, Sparse):
         assert isinstance(expected, Sparse)
         assert isinstance(stored, Sparse)
-        return _cosine(_spread(expected, output.dim), _spread(stored, output.dim))
+        return _cosine(*_spread(expected, stored))
     if isinstance(expected, Multivector) or isinstance(stored, Multivector):
         assert isinstance(expected, Multivector)
         assert isinstance(stored, Multivector)
@@ -189,10 +189,13 @@ def _cosine(a: np.ndarray, b: np.ndarray) -> float:
     return float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-30))
 
 
-def _spread(values: Sparse, width: int) -> np.ndarray:
-    full = np.zeros(width, dtype=np.float64)
-    full[values.indices] = values.values
-    return full
+def _spread(a: Sparse, b: Sparse) -> tuple[np.ndarray, np.ndarray]:
+    """Both over the indices that either has."""
+    indices = np.union1d(a.indices, b.indices)
+    full = np.zeros((2, len(indices)), dtype=np.float64)
+    full[0, np.searchsorted(indices, a.indices)] = a.values
+    full[1, np.searchsorted(indices, b.indices)] = b.values
+    return full[0], full[1]
 
 
 def _ranges(plan: Plan, name: str) -> np.ndarray | None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from embedctl.errors import EncoderError, PlanMismatch, SourceError, UsageError
 from embedctl.events import Listener
-from embedctl.job import planning, wiring
+from embedctl.job import limits, passes, wiring
 from embedctl.models.folder import ModelFolder
 from embedctl.outputs import OutputKind, OutputSpec, Values, take
 from embedctl.plan import Pass, Plan
@@ -161,7 +161,7 @@ def _passes(plan: Plan, asking: Asking) -> tuple[Pass, ...]:
         )
     kinds = tuple(dict.fromkeys(o.kind for o in card.outputs))
     spec = replace(JobSpec(model=(asked,), offline=asking.offline), output=kinds)
-    found = planning.passes_of(spec, planning.open_models(spec), str(card.resolved["id_type"]))[0]
+    found = passes.passes_of(spec, passes.open_models(spec), str(card.resolved["id_type"]))[0]
     made = {o.kind: o for o in found.outputs}
     for output in card.outputs:
         if made[output.kind].dim != output.dim and output.kind != "sparse":
@@ -184,7 +184,7 @@ def _same_model(plan: Plan, one: Pass, asking: Asking) -> ModelFolder:
     spec = replace(JobSpec(**plan.asked()), offline=asking.offline, model=(one.asked,), output=())
     if asking.model is not None and len(plan.passes) == 1:
         spec = replace(spec, model=(asking.model,), revision=None)
-    folder = planning.open_models(spec)[0]
+    folder = passes.open_models(spec)[0]
     if folder.fingerprint() != one.model["fingerprint"]:
         raise PlanMismatch(
             f"{spec.models[0][1]}: its weights or tokenizer are not the ones that the corpus was embedded with",
@@ -201,7 +201,7 @@ def _resolved(plan: Plan, one: Pass, folder: ModelFolder, asking: Asking) -> tup
 
         device = resolve_device(asking.device)
     changed: dict[str, Any] = {"prompt": query_prompt(folder, asking), "device": device, "compile": False}
-    changed["threads"] = asking.threads or planning.available_cpus()
+    changed["threads"] = asking.threads or limits.available_cpus()
     if folder.late is not None:  # late interaction reads queries of a length of their own
         changed["max_length"] = folder.max_seq_length
     same_kind = device.partition(":")[0] == str(one.resolved["device"]).partition(":")[0]

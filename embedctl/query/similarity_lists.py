@@ -23,7 +23,10 @@ class _Matched:
 
 
 class SparseScorer:
-    """Dot product. `idf`: a weight of each query's indices, for outputs that a store would weigh so."""
+    """Dot product; a vector without an index of the query's is none of its neighbours (minus infinity).
+
+    `idf`: a weight of each query's indices, for outputs that a store would weigh so.
+    """
 
     name = "dot"
 
@@ -47,11 +50,14 @@ class SparseScorer:
         )
 
     def __call__(self, values: _Matched, begin: int, end: int) -> np.ndarray:
-        rows = [
-            np.bincount(values.row, weights=values.values * weights[values.column], minlength=values.count)
-            for weights in self._weights[begin:end]
-        ]
-        return np.stack(rows).astype(np.float32)
+        return np.stack([self._one(values, weights) for weights in self._weights[begin:end]]).astype(np.float32)
+
+    def _one(self, values: _Matched, weights: np.ndarray) -> np.ndarray:
+        mine = weights[values.column] != 0
+        row, products = values.row[mine], values.values[mine] * weights[values.column[mine]]
+        scores = np.bincount(row, weights=products, minlength=values.count).astype(np.float64)
+        scores[np.bincount(row, minlength=values.count) == 0] = -np.inf
+        return scores
 
 
 def idf_of(found: np.ndarray, count: int) -> np.ndarray:

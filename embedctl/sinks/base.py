@@ -181,6 +181,14 @@ class Remembering(Protocol):
         """What was kept last; None: nothing."""
         ...
 
+    def units_there(self) -> Iterator[pa.RecordBatch]:
+        """All units of jobs, in any order, without vectors: id (string), chunk (int32, null without chunks), _pos
+        (int64) and _hash (string, null where it was written without).
+
+        :raises SinkError: the store stops answering.
+        """
+        ...
+
 
 @runtime_checkable
 class Aliases(Protocol):

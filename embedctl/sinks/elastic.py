@@ -1,10 +1,10 @@
 """Elasticsearch (8.11 and later) and OpenSearch (2.9 and later): `elasticsearch://host:9200/index`, `opensearch://...`,
 and the same with `+https`.
 
-Enters: the URI; the key in ELASTIC_API_KEY, or ELASTIC_USER and ELASTIC_PASSWORD (for OpenSearch OPENSEARCH_USER etc.,
-which are stored nowhere); a certificate authority in ELASTIC_CA_CERTS, the seconds of a request in
-ELASTIC_TIMEOUT_S. Leaves: a `KeyedSink`. Refused: an index that is not there without `--create`, outputs without a field
-for them.
+Enters: the URI; the key in ELASTIC_API_KEY, or ELASTIC_USER and ELASTIC_PASSWORD, which are stored nowhere; a
+certificate authority in ELASTIC_CA_CERTS, the seconds of a request in ELASTIC_TIMEOUT_S (for OpenSearch the same with
+OPENSEARCH_, without a key). Leaves: a `KeyedSink`. Refused: an index that is not there without `--create`, outputs
+without a field for them.
 
 The mapping. `_id`: the row's id where it has 1 to 512 bytes, else its uuid5; of a chunk the uuid5 of `[id, n]`. Kept
 columns, null and lists of them alike: whole numbers and durations `long`, uint64 `unsigned_long`, floats `float` or
@@ -33,7 +33,7 @@ from embedctl.sinks import elastic_bulk as bulk
 from embedctl.sinks import elastic_read as reading
 from embedctl.sinks import stores
 from embedctl.sinks.base import Hit
-from embedctl.sinks.elastic_http import FIRST_PATIENCE_S, PATIENCE_S, BadRequest, Link, place_of
+from embedctl.sinks.elastic_http import PATIENCE_S, BadRequest, Link, place_of, version_of
 from embedctl.sinks.elastic_mapping import Properties, differences, outputs_of, properties_of
 from embedctl.sinks.keyed import KeyedSink
 from embedctl.sinks.keyed_records import JOB, POS, Gate, Records
@@ -43,7 +43,6 @@ from embedctl.storage import LocalStorage
 
 STREAMS = 4
 MAX_ID_BYTES = 512
-_LEAST = {False: (8, 11), True: (2, 9)}
 _ELSEWHERE = "choose another index with --to; one that does not exist is made with --create"
 _PUT_OFF = {"refresh_interval": "-1", "number_of_replicas": "0"}
 
@@ -70,7 +69,7 @@ class ElasticEngine:
         self._opensearch = link.place.opensearch
         self._version: tuple[int, ...] = ()
         self._packed: frozenset[str] = frozenset()
-        self._put_off = self._durable = False
+        self._put_off = self._durable = self._checked = False
 
     def exists(self) -> bool:
         return self._index(missing_ok=True) is not None
@@ -113,6 +112,13 @@ class ElasticEngine:
 
     def set_tag(self, job: str) -> None:
         self._set_meta({"job": job})
+
+    def note(self, text: str) -> None:
+        self._set_meta({**self._meta(), "manifest": text})
+
+    def noted(self) -> str | None:
+        text = self._meta().get("manifest")
+        return None if text is None else str(text)
 
     def key(self, id: str, chunk: int | None) -> PointId:
         if chunk is None and 0 < len(id.encode("utf-8", "surrogatepass")) <= MAX_ID_BYTES:
@@ -157,7 +163,7 @@ class ElasticEngine:
     def flush(self) -> None:
         """What was answered is in the translog on disk, unless the index says that this may wait. An index that was
         deleted meanwhile is made again by the next bulk, without our mapping: that is seen here."""
-        if self.tag() is None:
+        if self._checked and self.tag() is None:
             raise SinkError(
                 f"{self.name}: the index was taken away while it was loaded", hint="delete it, and begin anew"
             )
@@ -213,7 +219,7 @@ class ElasticEngine:
 
     def _settle(self, plan: Plan) -> None:
         packed = (o.name for o in plan.outputs if o.vector_type in ("binary", "ubinary"))
-        self._packed = frozenset(packed)
+        self._packed, self._checked = frozenset(packed), True
         self._durable = str(self._settings().get("translog.durability", "request")).lower() == "request"
 
     def _properties(self, plan: Plan) -> Properties:
@@ -233,18 +239,8 @@ class ElasticEngine:
         }
 
     def _hello(self) -> None:
-        """:raises UsageError: the other of the two servers answers, or one that is too old."""
-        if self._version:
-            return
-        told = self._link.call("GET", "/", patience_s=FIRST_PATIENCE_S)["version"]
-        is_open = told.get("distribution") == "opensearch"
-        if is_open != self._opensearch:
-            other, asked = ("OpenSearch", "opensearch") if is_open else ("Elasticsearch", "elasticsearch")
-            raise UsageError(f"{self.name}: that is {other}", hint=f"--to {asked}://...")
-        self._version = tuple(int(n) for n in str(told["number"]).split("-")[0].split("."))
-        least = _LEAST[is_open]
-        if self._version < least:
-            raise UsageError(f"{self.name}: version {told['number']}, at least {least[0]}.{least[1]} is needed")
+        if not self._version:
+            self._version = version_of(self._link)
 
     def _index(self, *, missing_ok: bool = False, patience_s: float = PATIENCE_S) -> dict[str, Any] | None:
         self._hello()

@@ -25,6 +25,7 @@ FIRST_PATIENCE_S, PATIENCE_S = 10.0, 300.0
 FIRST_S, LONGEST_S = 0.1, 15.0
 CONNECT_S, TIMEOUT_S = 10.0, 120
 AGAIN = frozenset({408, 429, 500, 502, 503, 504})
+LEAST = {"ELASTIC": (8, 11), "OPENSEARCH": (2, 9)}
 _BAD = frozenset({400, 405, 409, 413, 422})
 
 
@@ -158,6 +159,20 @@ class Link:
         )
         hints = {401: key, 403: f"{key}, of one that may write there", 404: "it is gone; see who deleted it"}
         return SinkError(message, hint=hints.get(status))
+
+
+def version_of(link: Link) -> tuple[int, ...]:
+    """:raises UsageError: the other of the two servers answers, or one that is too old."""
+    place, told = link.place, link.call("GET", "/", patience_s=FIRST_PATIENCE_S)["version"]
+    is_open = told.get("distribution") == "opensearch"
+    if is_open != place.opensearch:
+        other, scheme = ("OpenSearch", "opensearch") if is_open else ("Elasticsearch", "elasticsearch")
+        raise UsageError(f"{place.name}: that is {other}", hint=f"--to {scheme}://...")
+    version = tuple(int(n) for n in str(told["number"]).split("-")[0].split("."))
+    if version < LEAST[place.word]:
+        least = ".".join(map(str, LEAST[place.word]))
+        raise UsageError(f"{place.name}: version {told['number']}, at least {least} is needed")
+    return version
 
 
 def _reason(answer: Any) -> str:

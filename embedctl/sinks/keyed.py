@@ -23,9 +23,12 @@ from embedctl.errors import SinkError, UsageError
 from embedctl.outputs import OutputSpec, Values, take
 from embedctl.plan import Plan
 from embedctl.records import WindowKey, WindowOutput, WindowRecord
+from embedctl.sinks import qdrant_manifest as manifests
 from embedctl.sinks import stores
 from embedctl.sinks.base import Hit, Reconciled
 from embedctl.sinks.keyed_records import (
+    HASH,
+    POS,
     Engine,
     Gate,
     Records,
@@ -150,6 +153,21 @@ class KeyedSink:
         self._engine.flush()
         return gone
 
+    def remember(self, manifest: str) -> None:
+        self._engine.note(manifests.packed(manifest)[manifests.MANIFEST])
+
+    def remembered(self) -> str | None:
+        noted = self._engine.noted() if self._engine.exists() else None
+        return manifests.unpacked({manifests.MANIFEST: noted}, self._engine.name)
+
+    def units_there(self) -> Iterator[pa.RecordBatch]:
+        kinds = {"id": pa.string(), "chunk": pa.int32(), POS: pa.int64(), HASH: pa.string()}
+        for batch in self.scan():
+            has = batch.schema.names
+            yield pa.RecordBatch.from_pydict(
+                {n: batch.column(n).cast(k) if n in has else pa.nulls(len(batch), k) for n, k in kinds.items()}
+            )
+
     def total(self) -> int:
         return self._engine.count(None)
 
@@ -176,7 +194,7 @@ class KeyedSink:
         elif not stores.has_rows(self._storage) and self._engine.count(plan.job):
             raise UsageError(
                 f"{name}: holds vectors of this job, but its ledger is not in {self._storage.root}",
-                hint=f"name the folder of its ledger with --state, {elsewhere}, or delete it",
+                hint=f"name its folder with --state, or: embedctl state rebuild {self._storage.uri}",
             )
 
     def _gone(self, what: str) -> SinkError:

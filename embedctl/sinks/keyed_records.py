@@ -85,6 +85,14 @@ class Engine(Protocol):
 
     def set_tag(self, job: str) -> None: ...
 
+    def note(self, text: str) -> None:
+        """Keep a text beside the tag, durably, in the place of an earlier one."""
+        ...
+
+    def noted(self) -> str | None:
+        """None: nothing."""
+        ...
+
     def key(self, id: str, chunk: int | None) -> PointId: ...
 
     def begin(self) -> None:

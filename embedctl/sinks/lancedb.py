@@ -29,7 +29,7 @@ from embedctl.sinks.base import Hit, Reconciled
 from embedctl.sinks.keyed_records import HASH, JOB, POS, check_names, check_values, refuse
 from embedctl.sinks.lancedb_read import MANIFEST, quoted
 from embedctl.sinks.lancedb_table import Table
-from embedctl.sinks.parquet import output_array
+from embedctl.sinks.parts import output_array
 from embedctl.spec import JobSpec
 from embedctl.storage import STATE, LocalStorage, etag_of
 
@@ -240,10 +240,16 @@ def _table(output: WindowOutput, plan: Plan, row: np.ndarray, schema: pa.Schema 
     columns |= {name: output_array(values) for name, values in output.outputs.items()}
     columns[POS] = stores.position_number(output.record.key, 0) + row
     columns[JOB] = pa.repeat(plan.job, len(output.ids))
-    hashes = None if output.hashes is None else [f"{text:016x}{kept:016x}" for text, kept in output.hashes.tolist()]
-    columns[HASH] = pa.nulls(len(row), pa.string()) if hashes is None else [hashes[r] for r in row.tolist()]
+    columns[HASH] = pa.nulls(len(row), pa.string()) if output.hashes is None else _hexed(output.hashes[row])
     arrays = [_as(columns[f.name], f.type) for f in schema]
     return pa.table(arrays, schema=schema)
+
+
+def _hexed(hashes: np.ndarray) -> Any:
+    """uint64 (n, 2): each pair as 32 digits."""
+    digits = pa.py_buffer(hashes.astype(">u8").tobytes().hex().encode())
+    offsets = pa.py_buffer(np.arange(0, 32 * len(hashes) + 1, 32, dtype=np.int32).tobytes())
+    return pa.Array.from_buffers(pa.string(), len(hashes), [None, offsets, digits])
 
 
 def _as(values: Any, kind: pa.DataType) -> Any:

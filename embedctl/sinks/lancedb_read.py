@@ -170,8 +170,11 @@ def _by_one(
         best += zip(scores[top].tolist(), batch.column("_rowid").to_numpy()[top].tolist(), strict=True)
         best = sorted(best, key=lambda pair: -pair[0])[:limit]
     best = [pair for pair in best if pair[0] != 0]
-    rows = table.take_row_ids([id for _, id in best]).select(list(columns)).to_arrow().to_pylist() if best else []
-    return [{**row, "_score": score} for row, (score, _) in zip(rows, best, strict=True)]
+    if not best:
+        return []
+    asked = table.take_row_ids([id for _, id in best]).select(list(columns)).with_row_id()
+    rows = {row.pop("_rowid"): row for row in asked.to_arrow().to_pylist()}  # they come in an order of their own
+    return [{**rows[id], "_score": score} for score, id in best]
 
 
 def _products(column: Any, wanted: np.ndarray, numbers: np.ndarray) -> np.ndarray:

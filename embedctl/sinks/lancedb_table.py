@@ -6,12 +6,14 @@ which survives a killed process; new files are flushed to the disk here, so that
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import random
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from lancedb.db import DBConnection
 
 CALL_S, BUILD_S = 600.0, 12 * 3600.0
-TRIES = 8
+TRIES, FLUSHES = 8, 4
 _FOLDERS = ("data", "_deletions", "_transactions", "_versions", "_indices", "_refs/tags")
 _T = TypeVar("_T")
 Lance = Any
@@ -124,24 +126,24 @@ class Table:
 
     def _sync(self) -> None:
         """Flush what is new in the table's folders since this process last looked."""
+        new: list[str] = []
         for folder in _FOLDERS:
-            where = self._root / folder
-            try:
-                new = [e.path for e in os.scandir(where) if e.path not in self._known and e.is_file()]
-                for path in new:
-                    _flush(path)
-                if new:
-                    _flush(str(where))
-                self._known.update(new)
-            except FileNotFoundError:  # another writer compacted it away, or the folder has no use yet
-                continue
-            except OSError as exc:
-                raise sink_error(where, exc) from exc
+            with contextlib.suppress(FileNotFoundError):
+                found = os.scandir(self._root / folder)
+                new += [e.path for e in found if e.path not in self._known and e.is_file()]
+        with ThreadPoolExecutor(FLUSHES) as at_once:
+            list(at_once.map(_flush, [*new, *{os.path.dirname(path) for path in new}]))
+        self._known.update(new)
 
 
 def _flush(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except FileNotFoundError:
+        return  # another writer compacted it away
+    except OSError as exc:
+        raise sink_error(path, exc) from exc

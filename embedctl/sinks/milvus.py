@@ -18,10 +18,8 @@ keys an earlier row holds. Dense vectors are searched flat until the load is ove
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -43,12 +41,12 @@ from embedctl.sinks.milvus_fields import (
     milvus_rows,
     named_columns,
 )
-from embedctl.sinks.milvus_link import LiteLink, ServerLink
+from embedctl.sinks.milvus_link import LiteLink, NotLoaded, ServerLink, alone
 from embedctl.sinks.stores import PointId
 from embedctl.spec import JobSpec
 from embedctl.storage import LocalStorage
 
-_TAG, _COLUMNS = "embedctl_job", "embedctl_columns"
+_TAG, _COLUMNS, _NOTE = "embedctl_job", "embedctl_columns", "embedctl_manifest"
 _FLAT = {"FLOAT_VECTOR": "FLAT", "FLOAT16_VECTOR": "FLAT", "BINARY_VECTOR": "BIN_FLAT", "INT8_VECTOR": "HNSW",
          "SPARSE_FLOAT_VECTOR": "SPARSE_INVERTED_INDEX"}  # fmt: skip
 _HNSW = {"M": 16, "efConstruction": 100}
@@ -156,6 +154,12 @@ class MilvusEngine:
     def set_tag(self, job: str) -> None:
         self._call("alter_collection_properties", properties={_TAG: job})
 
+    def note(self, text: str) -> None:
+        self._call("alter_collection_properties", properties={_NOTE: text})
+
+    def noted(self) -> str | None:
+        return self._properties().get(_NOTE)
+
     def key(self, id: str, chunk: int | None) -> PointId:
         if not self._fields:
             self._fields = self._described()
@@ -167,7 +171,7 @@ class MilvusEngine:
         """Nothing but a flat index is there before `build`."""
 
     def upsert(self, batches: Iterator[Records], gate: Gate) -> None:
-        with self._alone():
+        with alone(self._lock):
             for batch in batches:
                 before = self._read(batch.keys, [POS])
                 late = {row[KEY] for row in before if not gate.lets(row[POS])}
@@ -282,15 +286,11 @@ class MilvusEngine:
         return str(found["index_type"]) if found else None
 
     def _call(self, method: str, **arguments: Any) -> Any:
-        return self._link.call(method, self._collection, **arguments)
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """No other process of this state folder writes meanwhile."""
-        self._lock.parent.mkdir(parents=True, exist_ok=True)
-        with self._lock.open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        try:
+            return self._link.call(method, self._collection, **arguments)
+        except NotLoaded:
+            self._link.call("load_collection", self._collection)
+            return self._link.call(method, self._collection, **arguments)
 
 
 def _index(field: Field) -> str:

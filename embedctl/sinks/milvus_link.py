@@ -1,18 +1,23 @@
 """The way to a Milvus server, or to Milvus Lite in this process: one client's calls, its errors put in our words.
 
-Enters: method names of `MilvusClient`. Leaves: their results. The client itself tries again what is unavailable or
-over a rate limit, with backoff, until the time for a request is over.
+Enters: method names of `MilvusClient`. Leaves: their results. The client itself tries again what is over a rate
+limit or cut off, until the time for a request is over; a server that is away is waited for here.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
-from embedctl.errors import Locked, SinkError, UsageError
+from embedctl.errors import Locked, SinkError, Transient, UsageError
 from embedctl.storage import sink_error
 
 if TYPE_CHECKING:
@@ -20,7 +25,18 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 120
 CONNECT_S = 10.0
+PATIENCE_S, FIRST_S, LONGEST_S = 300.0, 0.1, 15.0
 _DEFAULT_PORT = 19530
+
+
+class Away(SinkError, Transient):
+    """Nobody answers just now."""
+
+
+class NotLoaded(SinkError):
+    """The collection must be loaded into memory before it is read: servers forget it when they restart."""
+
+    code: ClassVar[int] = 101
 
 
 class ServerLink:
@@ -31,16 +47,29 @@ class ServerLink:
         self.name = f"{parts.scheme}://{self._address}"
         self._timeout_s = timeout_s()
         self._client: MilvusClient | None = None
+        self._met = False
 
     def client(self) -> MilvusClient:
-        """:raises SinkError: nobody answers, or the key is refused."""
+        """:raises Away: nobody answers, or the key is refused."""
         if self._client is None:
             token = os.environ.get("MILVUS_TOKEN", "")
             self._client = connected(f"{self._scheme}://{self._address}", token, self.name)
         return self._client
 
     def call(self, method: str, collection: str, **arguments: Any) -> Any:
-        return called(self.client(), self.name, method, collection, self._timeout_s, arguments)
+        """Tried again, with backoff and jitter, while a server that did answer is away."""
+        began, pause = time.monotonic(), FIRST_S
+        while True:
+            try:
+                found = called(self.client(), self.name, method, collection, self._timeout_s, arguments)
+                self._met = True
+                return found
+            except Away:
+                self.close()
+                if not self._met or time.monotonic() - began >= PATIENCE_S:
+                    raise
+            time.sleep(pause + random.uniform(0, pause))
+            pause = min(2 * pause, LONGEST_S)
 
     def sync(self) -> None:
         """A server sees to it."""
@@ -125,21 +154,24 @@ def connected(uri: str, token: str, name: str) -> MilvusClient:
         return MilvusClient(uri=uri, token=token, timeout=CONNECT_S)
     except MilvusException as exc:
         hint = "see that the server is up, and MILVUS_TOKEN right; then run the same command again"
-        raise SinkError(f"{name}: no connection: {exc.message}", hint=hint) from exc
+        raise Away(f"{name}: no connection: {exc.message}", hint=hint) from exc
 
 
 def called(
     client: MilvusClient, name: str, method: str, collection: str, timeout_s: int, arguments: dict[str, Any]
 ) -> Any:
-    """:raises SinkError: refused, or not answered in time."""
+    """:raises Away: nobody answers just now. :raises SinkError: refused, or not answered in time."""
     import grpc  # type: ignore[import-untyped]
     from pymilvus import MilvusException
+    from pymilvus.client.types import Status  # type: ignore[import-untyped]
 
     try:
         return getattr(client, method)(collection, timeout=timeout_s, **arguments)
     except (MilvusException, grpc.RpcError, ValueError) as exc:
         text = getattr(exc, "message", None) or str(exc)
-        raise SinkError(
+        code = exc.code() if isinstance(exc, grpc.RpcError) else getattr(exc, "code", None)
+        away = code in (Status.CONNECT_FAILED, grpc.StatusCode.UNAVAILABLE)
+        raise (Away if away else NotLoaded if code == NotLoaded.code else SinkError)(
             f"{name}/{collection}: {method.replace('_', ' ')} failed: {text}"[:600],
             hint="run the same command again: it goes on where it stopped",
         ) from exc
@@ -149,6 +181,15 @@ def quiet() -> None:
     """They log, with a traceback, what they raise as well, and what Milvus Lite has not and the client does without."""
     for noisy in ("pymilvus", "milvus_lite", "grpc._server"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL + 1)
+
+
+@contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """No other process that knows of the file `lock` is in here meanwhile."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def timeout_s() -> int:

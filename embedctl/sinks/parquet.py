@@ -19,12 +19,13 @@ import pyarrow.parquet as pq
 from embedctl import failpoints
 from embedctl.codec import dead_to_json, record_from_json, record_to_json
 from embedctl.errors import BooksError, SinkError
-from embedctl.outputs import Multivector, OutputSpec, Values
+from embedctl.outputs import OutputSpec, Values
 from embedctl.plan import Plan
 from embedctl.records import WindowKey, WindowOutput, WindowRecord
 from embedctl.sinks.base import Reconciled, Stored
 from embedctl.sinks.columns import values_of
 from embedctl.sinks.parts import (
+    output_array,
     packed_hashes,
     packed_positions,
     part_name,
@@ -69,7 +70,7 @@ class ParquetSink:
         known = {r.part: r for r in records if r.part}
         present = {e.name for e in self._storage.list("") if e.name.endswith(".parquet")}
         revisions = {r.key: r.revision for r in records}
-        unknown = [n for n in sorted(present - known.keys()) if not _superseded(n, revisions)]
+        unknown = [n for n in sorted(present - known.keys()) if not self._is_past(n, revisions)]
         found = [(name, self._record_in(name)) for name in unknown]
         foreign = [name for name, record in found if record is None]
         if foreign:
@@ -116,7 +117,7 @@ class ParquetSink:
         table = self._read(record, [*names, *(o.name for o in self.plan.outputs)])
         document = _document(table)
         units = np.flatnonzero(np.isin(document, rows))
-        table, document = table.take(pa.array(units)).combine_chunks(), document[units]
+        table, document = table.take(pa.array(units, pa.int64())).combine_chunks(), document[units]
         columns = {n: table.column(n).to_numpy() for n in names}
         return Stored(
             row=document,
@@ -188,6 +189,15 @@ class ParquetSink:
             return None
         return record_from_json(json.loads(metadata[_WINDOW]))
 
+    def _is_past(self, name: str, revisions: dict[WindowKey, int]) -> bool:
+        """Whether a part is an earlier revision of a window, or was taken out by the sync that is under way."""
+        found = window_in(name)
+        if found is None:
+            return False
+        return found[1] < revisions.get(found[0], 0) or (
+            self.plan.is_sync and found[0].generation < self.plan.generation
+        )
+
     def _footer(self, name: str) -> pq.FileMetaData:
         try:
             return pq.read_metadata(self._storage.root / name)
@@ -204,21 +214,25 @@ class ParquetSink:
             raise BooksError(f"{path}: not a readable part ({exc})") from exc
 
 
+def job_in(path: Path) -> str | None:
+    """The job that a part is of; None for a file that is no part of embedctl's."""
+    try:
+        found = (pq.read_metadata(path).metadata or {}).get(_JOB)
+    except (pa.ArrowInvalid, OSError):
+        return None
+    return None if found is None else found.decode()
+
+
 def footer_of(metadata: Mapping[bytes, bytes]) -> tuple[np.ndarray, np.ndarray | None]:
     """What a footer tells of live rows: int64 positions, and uint64 (n, 2) hashes, None where it has none."""
     packed = metadata.get(_HASHES)
     return unpacked_positions(metadata.get(_POSITIONS)), None if packed is None else unpacked_hashes(packed)
 
 
-def _superseded(name: str, revisions: dict[WindowKey, int]) -> bool:
-    """Whether a part is an earlier revision of a window that the ledger knows."""
-    found = window_in(name)
-    return found is not None and found[1] < revisions.get(found[0], 0)
-
-
 def _whole(table: pa.Table, name: str) -> pa.Array[Any]:
-    column = table.column(name)
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    column: Any = table.column(name)
+    whole: pa.Array[Any] = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+    return whole
 
 
 def _cards(plan: Plan) -> dict[str, Any]:
@@ -227,19 +241,6 @@ def _cards(plan: Plan) -> dict[str, Any]:
     if len(plan.passes) > 1:
         cards["models"] = {o.name: dict(one.model) for one in plan.passes for o in one.outputs}
     return cards
-
-
-def output_array(values: Values) -> pa.Array[Any]:
-    """n values as a column, without a copy and without Python numbers: FixedSizeList<C>; of sparse vectors
-    Struct<indices: List<uint32>, values: List<float32>>, of multivectors List<FixedSizeList<C>>."""
-    if isinstance(values, np.ndarray):
-        flat = pa.array(np.ascontiguousarray(values).reshape(-1))
-        return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
-    offsets = pa.array(values.offsets.astype(np.int32))
-    if isinstance(values, Multivector):
-        return pa.ListArray.from_arrays(offsets, output_array(values.vectors))
-    lists = [pa.ListArray.from_arrays(offsets, pa.array(flat)) for flat in (values.indices, values.values)]
-    return pa.StructArray.from_arrays(lists, names=["indices", "values"])
 
 
 def _document(table: pa.Table) -> np.ndarray:

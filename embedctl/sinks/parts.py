@@ -8,10 +8,18 @@ from __future__ import annotations
 import base64
 import re
 import zlib
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
+from embedctl.outputs import Multivector, Values
 from embedctl.records import WindowKey
+
+if TYPE_CHECKING:
+    AnyArray = pa.Array[Any]
+else:  # the class takes no parameters at run time
+    AnyArray = pa.Array
 
 _NAME = re.compile(r"g(\d{4,})-(\d{5,})-(\d{6,})(?:-d(\d*))?\.parquet")
 
@@ -49,3 +57,16 @@ def packed_hashes(hashes: np.ndarray) -> bytes:
 def unpacked_hashes(packed: bytes) -> np.ndarray:
     flat = np.frombuffer(zlib.decompress(base64.b64decode(packed)), dtype="<u8").astype(np.uint64)
     return np.ascontiguousarray(flat.reshape(2, -1).T)
+
+
+def output_array(values: Values) -> AnyArray:
+    """n values as a column, without a copy and without Python numbers: FixedSizeList<C>; of sparse vectors
+    Struct<indices: List<uint32>, values: List<float32>>, of multivectors List<FixedSizeList<C>>."""
+    if isinstance(values, np.ndarray):
+        flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+        return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+    offsets = pa.array(values.offsets, pa.int32())
+    if isinstance(values, Multivector):
+        return pa.ListArray.from_arrays(offsets, output_array(values.vectors))
+    lists = [pa.ListArray.from_arrays(offsets, pa.array(flat)) for flat in (values.indices, values.values)]
+    return pa.StructArray.from_arrays(lists, names=["indices", "values"])

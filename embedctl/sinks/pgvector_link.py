@@ -12,7 +12,7 @@ import random
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -46,6 +46,10 @@ class Place:
     conninfo: str
     schema: str | None
     table: str
+
+    def of(self, table: str) -> Place:
+        """Another table of the same schema."""
+        return replace(self, table=table, name=f"{self.name.partition('?')[0]}?table={table}")
 
 
 def place_of(target: str) -> Place:

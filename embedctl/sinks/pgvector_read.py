@@ -15,6 +15,8 @@ import pyarrow as pa
 from embedctl.errors import SinkError, UsageError
 from embedctl.outputs import Multivector, Values, take
 from embedctl.sinks.base import Hit
+from embedctl.sinks.keyed_search import Found as Record
+from embedctl.sinks.keyed_search import depth_of, fused
 from embedctl.sinks.parquet import output_array
 from embedctl.sinks.pgvector_decode import column_from, selected
 from embedctl.sinks.pgvector_link import Connection, Link
@@ -22,8 +24,6 @@ from embedctl.sinks.pgvector_rows import stored_id
 from embedctl.sinks.pgvector_table import ORIGINAL, OWN, Found, named, specs_of
 from embedctl.sinks.pgvector_types import Typed, typed, values_from
 
-RRF_K = 60
-FUSED_LIMIT = 100
 MAX_EF = 1000
 _SCORES = {"<=>": "1 - ({})", "<#>": "-({})", "<->": "-({})", "<+>": "-({})"}
 
@@ -39,12 +39,12 @@ def search(
     for name in query:
         if name not in outputs or outputs[name].operator is None:
             raise UsageError(f"{link.place.name}: no output {name!r} to search; it has {', '.join(outputs)}")
-    many = len(query) > 1
-    depth = max(limit, FUSED_LIMIT) if many else limit
-    count = len(next(iter(query.values())))
+    depth, count = depth_of(limit, len(query)), len(next(iter(query.values())))
 
     def work(c: Connection) -> list[list[Hit]]:
         _prepare(c, depth, exact, filtered=where is not None)
+        if where is not None:
+            _check_where(c, found, where)
         answers = []
         for i in range(count):
             at = np.array([i])
@@ -52,7 +52,7 @@ def search(
                 _nearest(c, link, found, outputs[name], take(values, at), depth, where)
                 for name, values in query.items()
             ]
-            answers.append(fused(ranked, limit) if many else ranked[0])
+            answers.append(fused(ranked, limit))
         return answers
 
     return link.run(work)
@@ -72,8 +72,7 @@ def _prepare(c: Connection, depth: int, exact: bool, *, filtered: bool) -> None:
 
 def _nearest(
     c: Connection, link: Link, found: Found, one: Typed, query: Values, limit: int, where: str | None
-) -> list[Hit]:
-    import psycopg
+) -> list[Record]:
     from psycopg import sql
 
     distance = _distance(one, query)
@@ -93,24 +92,34 @@ def _nearest(
         distance,
         sql.Literal(limit),
     )
-    try:
-        rows = c.execute(statement).fetchall()
-    except psycopg.Error as exc:
-        if where is not None and (exc.sqlstate or "")[:2] in ("22", "42"):
-            raise UsageError(f"--where: {' '.join(str(exc).split())}", hint="a condition as PostgreSQL has it") from exc
-        raise
-    return [_hit(dict(zip([*names, "\0score"], row, strict=True))) for row in rows]
+    rows = c.execute(statement).fetchall()
+    return [_found(dict(zip([*names, "\0score"], row, strict=True))) for row in rows]
+
+
+def _check_where(c: Connection, found: Found, where: str) -> None:
+    """:raises UsageError: it is no condition by itself, or not one on this table."""
+    import psycopg
+    from psycopg import sql
+
+    here = named(found.schema, found.table)
+    for form in ("SELECT FROM {} WHERE {}\n LIMIT 0", "SELECT FROM {} WHERE ({}\n) LIMIT 0"):
+        try:
+            c.execute(sql.SQL(form).format(here, sql.SQL(where)))
+        except psycopg.Error as exc:
+            if (exc.sqlstate or "")[:2] not in ("0A", "22", "25", "42"):
+                raise
+            text = str(exc).partition("\n")[0]
+            raise UsageError(f"--where: {text}", hint="a condition as PostgreSQL has it") from exc
 
 
 def _made(found: Found) -> bool:
     return found.manifest is not None and ORIGINAL in found.columns
 
 
-def _hit(row: dict[str, Any]) -> Hit:
-    original, id = row.pop(ORIGINAL, None), row.pop("id")
-    score, chunk = row.pop("\0score"), row.pop("chunk", None)
-    name = str(id) if original is None else bytes(original).decode("utf-8", "surrogatepass")
-    return Hit(id=name, chunk=chunk, score=float(score), kept=row)
+def _found(row: dict[str, Any]) -> Record:
+    original, score = row.pop(ORIGINAL, None), row.pop("\0score")
+    id = str(row["id"]) if original is None else bytes(original).decode("utf-8", "surrogatepass")
+    return Record(key=f"{id}#{row.get('chunk')}", score=float(score), fields={**row, "id": id})
 
 
 def _distance(one: Typed, query: Values) -> Any:
@@ -138,19 +147,6 @@ def _distance(one: Typed, query: Values) -> Any:
 
 def _text(vector: np.ndarray) -> str:
     return "[" + ",".join(map(repr, vector.astype(np.float32).tolist())) + "]"
-
-
-def fused(ranked: Sequence[Sequence[Hit]], limit: int) -> list[Hit]:
-    """Reciprocal rank fusion (Cormack et al. 2009) of several lists of the same rows."""
-    scores: dict[tuple[str, int | None], float] = {}
-    hits: dict[tuple[str, int | None], Hit] = {}
-    for one in ranked:
-        for rank, hit in enumerate(one, 1):
-            key = (hit.id, hit.chunk)
-            scores[key] = scores.get(key, 0.0) + 1 / (RRF_K + rank)
-            hits.setdefault(key, hit)
-    best = sorted(scores, key=lambda key: -scores[key])[:limit]
-    return [Hit(id=k[0], chunk=k[1], score=scores[k], kept=hits[k].kept) for k in best]
 
 
 def scan(link: Link, found: Found, batch_rows: int) -> Iterator[pa.RecordBatch]:

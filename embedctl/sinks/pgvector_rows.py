@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,18 @@ from embedctl.sinks import pgvector_types as vectors
 from embedctl.sinks import stores
 from embedctl.sinks.pgvector_link import Connection
 from embedctl.sinks.pgvector_table import POS, Found, Layout, named
-from embedctl.sinks.pgvector_wire import HEADER, NULL, TRAILER, Fields, fixed, int64s, row_bytes, sql_type, texts
+from embedctl.sinks.pgvector_wire import (
+    HEADER,
+    NULL,
+    TRAILER,
+    Fields,
+    fixed,
+    int64s,
+    plain_texts,
+    row_bytes,
+    sql_type,
+    texts,
+)
 
 ROWS_AT_ONCE = 1024
 MAX_ID_BYTES = 2000
@@ -68,8 +80,9 @@ def _columns(
     count, rows = len(some), row[some]
     ids = [output.ids[i] for i in some.tolist()]
     numbers = plan.resolved["id_type"] == "int64"
-    names = [(id, None) for id in ids] if numbers else [stored_id(id) for id in ids]
-    columns = [int64s(np.array(ids, dtype=np.int64)) if numbers else texts([id for id, _ in names])]
+    plain = int64s(np.array(ids, dtype=np.int64)) if numbers else plain_texts(ids, MAX_ID_BYTES)
+    names = [] if plain is not None else [stored_id(id) for id in ids]
+    columns = [plain if plain is not None else texts([id for id, _ in names])]
     if plan.chunked:
         columns += [_int32s(values, some) for values in (output.chunk, output.char_start, output.char_end)]
     kept = output.kept.take(pa.array(some)) if count != output.kept.num_rows else output.kept
@@ -82,9 +95,9 @@ def _columns(
     columns += [fixed(output.truncated[some].astype(np.uint8).reshape(-1, 1))] if plan.spec["truncated"] else []
     columns.append(int64s(stores.position_number(output.record.key, 0) + rows))
     columns.append(texts([plan.job]) * count)
-    hashes = [] if output.hashes is None else [f"{text:016x}{keep:016x}" for text, keep in output.hashes[rows].tolist()]
-    columns.append([NULL] * count if output.hashes is None else texts(hashes))
-    columns.append([NULL if raw is None else len(raw).to_bytes(4, "big") + raw for _, raw in names])
+    columns.append([NULL] * count if output.hashes is None else _hexed(output.hashes[rows]))
+    originals = [NULL if raw is None else len(raw).to_bytes(4, "big") + raw for _, raw in names]
+    columns.append(originals if names else [NULL] * count)
     return columns
 
 
@@ -93,9 +106,24 @@ def _joined(column: Any) -> Any:
     return joined if isinstance(joined, pa.Array) else pa.concat_arrays(joined.chunks)
 
 
+def _hexed(hashes: np.ndarray) -> Fields:
+    """uint64 (n, 2): each pair as 32 digits."""
+    digits = hashes.astype(">u8").tobytes().hex().encode()
+    return fixed(np.frombuffer(digits, dtype=np.uint8).reshape(-1, 32))
+
+
 def _int32s(values: np.ndarray | None, some: np.ndarray) -> Fields:
     assert values is not None
     return fixed(np.ascontiguousarray(np.asarray(values)[some], dtype=">i4").view(np.uint8).reshape(-1, 4))
+
+
+def ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same, each made while the server takes the one before."""
+    with ThreadPoolExecutor(1, thread_name_prefix="copy") as maker:
+        coming = maker.submit(next, pieces, None)
+        while (piece := coming.result()) is not None:
+            coming = maker.submit(next, pieces, None)
+            yield piece
 
 
 class Loader:
@@ -125,7 +153,7 @@ class Loader:
 
         statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(target, self._names())
         with c.cursor() as cursor, cursor.copy(statement) as copy:
-            for piece in pieces:
+            for piece in ahead(pieces):
                 copy.write(piece)
 
     def _staged(self, c: Connection, pieces: Iterator[bytes], may_replace: str) -> None:

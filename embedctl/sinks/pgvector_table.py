@@ -25,6 +25,8 @@ OWN = (POS, JOB, HASH, ORIGINAL)
 SYSTEM = ("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid", "oid")
 MARK, META = "embedctl", "embedctl_meta"
 MIN_VERSION = (0, 7)
+_MADE = "c.relkind IN ('r', 'p') AND starts_with(obj_description(c.oid, 'pg_class'), %s)"
+_MARKED = f'{{"{MARK}"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +112,7 @@ def find(c: Connection, place: Place) -> Found | None:
     chosen += " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = coalesce(%s, current_schema()) AND "
     row = c.execute(chosen + "c.relname = %s", [place.schema, place.table]).fetchone()
     if row is None:
-        made = c.execute(
-            chosen + "c.relkind IN ('r', 'p') AND starts_with(obj_description(c.oid, 'pg_class'), %s)",
-            [place.schema, f'{{"{MARK}"'],
-        ).fetchall()
+        made = c.execute(chosen + _MADE, [place.schema, _MARKED]).fetchall()
         row = next((r for r in made if (_manifest(r[4]) or {}).get("name") == place.table), None)
     if row is None:
         return None
@@ -137,6 +136,16 @@ def find(c: Connection, place: Place) -> Found | None:
         key=tuple(k for (k,) in key),
         manifest=_manifest(comment),
     )
+
+
+def made_tables(c: Connection, place: Place) -> list[str]:
+    """Names that embedctl's tables in the schema were made by."""
+    rows = c.execute(
+        "SELECT obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        f" WHERE n.nspname = coalesce(%s, current_schema()) AND {_MADE}",
+        [place.schema, _MARKED],
+    )
+    return [str(found["name"]) for (text,) in rows.fetchall() if (found := _manifest(text)) and "name" in found]
 
 
 def _manifest(comment: str | None) -> dict[str, Any] | None:
@@ -229,6 +238,13 @@ def keep_text(c: Connection, found: Found, text: str) -> None:
     put = sql.SQL("INSERT INTO {} VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET manifest = EXCLUDED.manifest")
     c.execute(made.format(meta))
     c.execute(put.format(meta), [own_name(found), text.replace("\x00", "\\u0000")])
+
+
+def forget_text(c: Connection, found: Found) -> None:
+    from psycopg import sql
+
+    if kept_text(c, found) is not None:
+        c.execute(sql.SQL("DELETE FROM {} WHERE name = %s").format(named(found.schema, META)), [own_name(found)])
 
 
 def kept_text(c: Connection, found: Found) -> str | None:

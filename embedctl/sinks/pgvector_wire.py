@@ -151,8 +151,45 @@ def _numbers(column: Column, dtype: str) -> Fields:
 
 
 def _texts(column: Column) -> Fields:
-    values: Any = column.cast(pa.large_string()).cast(pa.large_binary()).to_pylist()
-    return _prefixed(v if v is None or 0 not in v else v.replace(b"\x00", b"\xef\xbf\xbd") for v in values)
+    """U+0000 becomes U+FFFD."""
+    values: Column = column.cast(pa.large_string()).cast(pa.large_binary())
+    if _has_nul(values):
+        return _prefixed(v if v is None else v.replace(b"\x00", b"\xef\xbf\xbd") for v in values.to_pylist())
+    return _byte_fields(values)
+
+
+def plain_texts(values: Sequence[str], max_bytes: int) -> Fields | None:
+    """As text; None where one of them holds U+0000, half a pair, or more bytes than this."""
+    try:
+        column: Column = pa.array(values, pa.large_string()).cast(pa.large_binary())
+    except UnicodeEncodeError:
+        return None
+    if _has_nul(column) or int(_sizes(column).max(initial=0)) > max_bytes:
+        return None
+    return _byte_fields(column)
+
+
+def _has_nul(column: Column) -> bool:
+    data = column.buffers()[2]
+    return data is not None and b"\x00" in memoryview(data).tobytes()
+
+
+def _sizes(column: Column) -> np.ndarray:
+    """(n,): bytes of each value, 0 where it is null."""
+    lengths: Column = pc.binary_length(column)
+    found: np.ndarray = lengths.fill_null(0).to_numpy()
+    return found
+
+
+def _byte_fields(column: Column) -> Fields:
+    """large_binary: length and bytes, joined by Arrow."""
+    sizes = _sizes(column).astype(">i4")
+    heads = pa.Array.from_buffers(pa.binary(4), len(column), [None, pa.py_buffer(sizes.tobytes())])
+    whole: Column = pc.binary_join_element_wise(
+        heads.cast(pa.large_binary()), column, pa.scalar(b"", pa.large_binary())
+    )
+    fields: Fields = whole.fill_null(NULL).to_pylist()
+    return fields
 
 
 def _cast(column: Column, *kinds: pa.DataType) -> Column:

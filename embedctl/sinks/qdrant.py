@@ -140,6 +140,9 @@ class QdrantSink:
             return None
         return manifests.unpacked(self._engine.metadata(), self._engine.name)
 
+    def units_there(self) -> Iterator[pa.RecordBatch]:
+        return reading.units(self._engine)
+
     def search(
         self, query: Mapping[str, Values], *, limit: int, where: str | None, exact: bool = False
     ) -> Sequence[Sequence[Hit]]:
@@ -189,7 +192,7 @@ class QdrantSink:
             create=self._spec.create,
             on_disk=self._spec.on_disk is not False,
             shards=self._spec.shards,
-            threads=int(plan.resolved["threads"]),
+            threads=int(plan.resolved.get("threads") or 0),
         )
 
     def _check(self, plan: Plan, wanted: Layout, found: Layout) -> None:

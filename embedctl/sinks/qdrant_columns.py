@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedctl.outputs import Multivector, OutputSpec, Sparse, Values
-from embedctl.sinks.parquet import output_array
+from embedctl.sinks.parts import output_array
 from embedctl.sinks.qdrant_engine import Plain
 
 _NUMPY: dict[str, type[np.generic]] = {"float16": np.float16, "uint8": np.uint8}

@@ -30,6 +30,7 @@ from embedctl.sinks.stores import PointId, point_id
 OWN = (JOB, POS, HASH)
 MIN_POOL = 100
 QUERIES_AT_ONCE = 64
+UNITS_AT_ONCE = 4096
 ANY_INDEX = 1 << 32
 """Size of the vocabulary of a sparse vector that does not tell it."""
 
@@ -112,6 +113,24 @@ def _hit(id: PointId, score: float, payload: Mapping[str, Any]) -> Hit:
     chunk = payload.get("chunk") if ours else None
     kept = {k: v for k, v in payload.items() if k not in OWN and not (ours and k in ("id", "chunk"))}
     return Hit(id=str(name), chunk=chunk, score=score, kept=kept)
+
+
+def units(engine: Engine) -> Iterator[pa.RecordBatch]:
+    """What a rebuild of a job's state needs of each of its points: id, chunk, _pos, _hash."""
+    after: PointId | None = None
+    while True:
+        points, after = engine.scroll(after, UNITS_AT_ONCE, vectors=False)
+        told = [p.payload for p in points if POS in p.payload and "id" in p.payload]
+        if told:
+            columns: dict[str, pa.Array[Any]] = {
+                "id": pa.array([str(p["id"]) for p in told], pa.string()),
+                "chunk": pa.array([p.get("chunk") for p in told], pa.int32()),
+                POS: pa.array([int(p[POS]) for p in told], pa.int64()),
+                HASH: pa.array([p.get(HASH) for p in told], pa.string()),
+            }
+            yield pa.RecordBatch.from_pydict(columns)
+        if after is None:
+            return
 
 
 def contents(engine: Engine, plan: Plan | None) -> list[OutputSpec]:

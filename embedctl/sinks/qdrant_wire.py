@@ -59,7 +59,9 @@ def status_of(response: grpc.PointsOperationResponse) -> str:
 def condition_of(found: Filter) -> grpc.Filter:
     from qdrant_client.conversions.conversion import RestToGrpc
 
-    return RestToGrpc.convert_filter(filter_of(found))
+    made = filter_of(found)
+    assert made is not None
+    return RestToGrpc.convert_filter(made)
 
 
 def _grpc_column(values: Values) -> Callable[[int], grpc.Vector]:

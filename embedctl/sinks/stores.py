@@ -52,6 +52,14 @@ def position_number(key: WindowKey, row: int) -> int:
     return number
 
 
+def place_of(number: int) -> tuple[WindowKey, int]:
+    """The window and the row that `position_number` made the number of."""
+    number, row = number >> ROW_BITS, number & (1 << ROW_BITS) - 1
+    number, window = number >> WINDOW_BITS, number & (1 << WINDOW_BITS) - 1
+    generation, slice_ = number >> SLICE_BITS, number & (1 << SLICE_BITS) - 1
+    return WindowKey(generation=generation, slice=slice_, window=window), row
+
+
 def point_id(id: str, chunk: int | None = None) -> PointId:
     """Whole numbers below 2^64 and UUIDs in their usual form as they are, all else uuid5 (URL namespace) of the id.
 

@@ -1,7 +1,7 @@
 """The list of changed rows between two generations: written once by a sync, then read in place of the files.
 
-Enters: rows of blocks, with what they are. Leaves: chunks of Arrow streams under `.embedctl/changes-<generation>/`, and a
-manifest, last, that makes the list whole. Read back as blocks that carry the real file and position of each row, so a
+Enters: rows of blocks, with what they are. Leaves: chunks of Arrow streams under `.embedctl/changes-<generation>/`, and
+a manifest, last, that makes the list whole. Read back as blocks that carry the real file and position of each row, so a
 run killed half-way goes on although the files have changed meanwhile.
 """
 
@@ -24,7 +24,7 @@ from embedctl.storage import STATE, LocalStorage, sink_error
 ENCODE, REUSE = "encode", "reuse"
 """What a chunk's rows need: to be embedded, or only other columns beside the outputs they have."""
 _MANIFEST = "manifest.json"
-_OWN = [pa.field("file", pa.int32()), pa.field("position", pa.int64()), pa.field("problem", pa.string())]
+_OWN: list[Any] = [pa.field("file", pa.int32()), pa.field("position", pa.int64()), pa.field("problem", pa.string())]
 _OLD = pa.field("old", pa.uint64())
 
 
@@ -165,7 +165,7 @@ def slices_of(storage: LocalStorage, changes: Changes) -> tuple[Slice, ...]:
     for number in sorted(changes.kinds):
         segments: list[Segment] = []
         for batch in _batches(storage, changes.generation, number):
-            file, positions = int(batch.column(0)[0].as_py()), batch.column(1).to_numpy()
+            file, positions = _file(batch), batch.column(1).to_numpy()
             begin, end = int(positions[0]), int(positions[-1]) + 1
             if segments and segments[-1].file == file:
                 segments[-1] = Segment(file=file, begin=segments[-1].begin, end=end)
@@ -187,7 +187,7 @@ def blocks_of(
         for batch in _batches(storage, generation, number):
             first, row = row, row + batch.num_rows
             positions = batch.column(1).to_numpy()
-            if int(batch.column(0)[0].as_py()) != file.index or positions[-1] < start:
+            if _file(batch) != file.index or positions[-1] < start:
                 continue
             if end is not None and positions[0] >= end:
                 return
@@ -213,12 +213,12 @@ def _block(batch: pa.RecordBatch, schema: pa.Schema, losers: Mapping[int, str], 
     rows = np.flatnonzero(keep)
     if not len(rows):
         return None
-    taken = batch.take(pa.array(rows))
+    taken = batch.take(pa.array(rows, pa.int64()))
     problems = batch.column(2)
     why = {i: losers.get(row) or problems[row].as_py() for i, row in enumerate(rows.tolist())}
     own = len(batch.schema) - len(schema)
     return RowBlock(
-        file=int(batch.column(0)[0].as_py()),
+        file=_file(batch),
         positions=positions[rows],
         columns=pa.RecordBatch.from_arrays(taken.columns[own:], schema=schema),
         next_position=int(positions[-1]) + 1,
@@ -230,7 +230,8 @@ def replaced_by(storage: LocalStorage, generation: int, number: int) -> dict[tup
     """(file, position) of each row of a chunk that needs no embedding -> the name of the row it replaces."""
     found: dict[tuple[int, int], int] = {}
     for batch in _batches(storage, generation, number):
-        file, positions, old = int(batch.column(0)[0].as_py()), batch.column(1).to_pylist(), batch.column(3).to_pylist()
+        file = _file(batch)
+        positions, old = batch.column(1).to_numpy().tolist(), batch.column(3).to_numpy().tolist()
         found |= {(file, p): o for p, o in zip(positions, old, strict=True)}
     return found
 
@@ -246,9 +247,13 @@ def files_of(storage: LocalStorage, generation: int, names: Sequence[int]) -> li
         for batch in _batches(storage, generation, number):
             inside = [r for r in here if first <= r < first + batch.num_rows]
             for r in inside:
-                found[(number << 32) + r] = (batch.column(0)[r - first].as_py(), batch.column(1)[r - first].as_py())
+                found[(number << 32) + r] = (_file(batch), int(batch.column(1).to_numpy()[r - first]))
             first += batch.num_rows
     return [found[name] for name in names]
+
+
+def _file(batch: pa.RecordBatch) -> int:
+    return int(batch.column(0).to_numpy()[0])
 
 
 def _batches(storage: LocalStorage, generation: int, number: int) -> Iterator[pa.RecordBatch]:

@@ -1,7 +1,7 @@
 """Content hashes: how a later run knows, without the text, whether a row is the one it was.
 
-Enters: ids, rendered texts, kept columns. Leaves: uint64 arrays, the same on every machine and under every version of the
-libraries: BLAKE2b over UTF-8 for text, splitmix64 over the bits of numbers, canonical JSON for nested cells.
+Enters: ids, rendered texts, kept columns. Leaves: uint64 arrays, the same on every machine and under every version of
+the libraries: BLAKE2b over UTF-8 for text, splitmix64 over the bits of numbers, canonical JSON for nested cells.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from embedctl.sinks.payload import payloads
 
@@ -74,11 +73,9 @@ def _by_value(column: AnyColumn) -> np.ndarray:
     """Each distinct text is hashed once; null is no text."""
     if not len(column):
         return np.zeros(0, dtype=np.uint64)
-    coded = column.combine_chunks().dictionary_encode()
-    if isinstance(coded, pa.ChunkedArray):
-        coded = coded.combine_chunks()
+    coded: Any = pa.concat_arrays(column.chunks).dictionary_encode()
     values = np.append(text_hashes(coded.dictionary.to_pylist()), _NULL)
-    found: np.ndarray = values[pc.fill_null(coded.indices, len(values) - 1).to_numpy()]
+    found: np.ndarray = values[coded.indices.fill_null(len(values) - 1).to_numpy()]
     return found
 
 
@@ -86,7 +83,7 @@ def _bits(column: AnyColumn) -> np.ndarray | None:
     """The value of each cell as 64 bits, null as 0; None where a cell is more than one number."""
     types, kind = pa.types, column.type
     if types.is_floating(kind):
-        floats: np.ndarray = pc.fill_null(column.cast(pa.float64()), 0.0).to_numpy()
+        floats: np.ndarray = column.cast(pa.float64()).fill_null(pa.scalar(0.0)).to_numpy()
         return floats.view(np.uint64)
     if types.is_date32(kind) or types.is_time32(kind):
         column = column.cast(pa.int32())
@@ -96,7 +93,7 @@ def _bits(column: AnyColumn) -> np.ndarray | None:
         column = column.cast(pa.int8())
     elif not types.is_integer(kind):
         return None
-    numbers: np.ndarray = pc.fill_null(column, 0).to_numpy()
+    numbers: np.ndarray = column.fill_null(pa.scalar(0, column.type)).to_numpy()
     return numbers.astype(np.uint64 if types.is_unsigned_integer(kind) else np.int64).view(np.uint64)
 
 

@@ -49,7 +49,7 @@ def test_file_then_variable_then_flag(spec_for):
     toml = 'batch-tokens = 100\ndim = 64\nmodel = "file"\nkeep = ["a", "b"]'
     env = {"EMBEDCTL_BATCH_TOKENS": "200", "EMBEDCTL_MODEL": "variable"}
     spec = spec_for("--model", "flag", toml=toml, env=env)
-    assert (spec.dim, spec.batch_tokens, spec.model, spec.keep) == (64, 200, "flag", ("a", "b"))
+    assert (spec.dim, spec.batch_tokens, spec.model, spec.keep) == (64, 200, ("flag",), ("a", "b"))
 
 
 @pytest.mark.parametrize(

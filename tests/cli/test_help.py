@@ -13,9 +13,26 @@ import pytest
 import embedctl as package
 from embedctl.cli.options import OPTIONS
 from embedctl.cli.retry import CHANGEABLE
+from embedctl.cli.score_options import SCORE_OPTIONS
 from embedctl.spec import JobSpec, flag
 
-COMMANDS = ("embed", "plan", "status", "verify", "retry", "search", "eval", "bench", "models", "doctor")
+COMMANDS = (
+    "embed",
+    "rerank",
+    "classify",
+    "plan",
+    "run",
+    "init",
+    "status",
+    "history",
+    "verify",
+    "retry",
+    "search",
+    "eval",
+    "bench",
+    "models",
+    "doctor",
+)
 HEAVY = (
     "torch",
     "pyarrow",
@@ -31,7 +48,7 @@ HEAVY = (
 
 
 def test_every_field_is_an_option_and_every_option_a_field():
-    assert set(OPTIONS) == {f.name for f in fields(JobSpec)} - {"inputs"}
+    assert set(OPTIONS) | set(SCORE_OPTIONS) == {f.name for f in fields(JobSpec)} - {"inputs", "task"}
 
 
 def test_help_lists_the_commands_and_exit_codes(embedctl):

@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 
 from embedctl.cli.jobschema import job_schema
 from embedctl.cli.options import OPTIONS
+from embedctl.cli.score_options import SCORE_OPTIONS
 from embedctl.errors import UsageError
 from embedctl.job.commands import COMMANDS
 from embedctl.job.jobfile import read
@@ -65,7 +66,7 @@ def test_what_both_refuse(toml, tmp_path):
 def test_every_option_is_a_described_key():
     Draft202012Validator.check_schema(job_schema())
     properties = job_schema()["$defs"]["job"]["properties"]
-    assert {"command", "inputs", *(name.replace("_", "-") for name in OPTIONS)} == set(properties)
+    assert {"command", "inputs", *(name.replace("_", "-") for name in (*OPTIONS, *SCORE_OPTIONS))} == set(properties)
     assert all(p.get("description") for p in properties.values())
 
 

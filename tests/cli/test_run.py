@@ -250,6 +250,29 @@ def test_history_decides_nothing(here, jobfile, corpus):
     assert {p.name: p.read_bytes() for p in (corpus / "good.out").glob("*.parquet")} == parts
 
 
+def test_sync_is_silent_too_and_its_rehearsal_leaves_no_trace(here, corpus):
+    arguments = ["sync", "ids.parquet", "--model", "fake", "--to", "s.out", "--max-delete", "100%"]
+    rows = {"id": [f"r{n}" for n in range(12)], "text": [f"text number {n}" for n in range(12)]}
+    pq.write_table(pa.table(rows), corpus / "ids.parquet")
+    done = here(*arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    before = (corpus / "s.out/.embedctl/history.json").read_bytes()
+    rows["text"][3] = "another text"
+    pq.write_table(pa.table(rows), corpus / "ids.parquet")
+    rehearsed = here(*arguments, "--dry-run", "--metrics-textfile", "sync.prom")
+    assert rehearsed.returncode == 0, rehearsed.stderr
+    assert rehearsed.stdout
+    assert (corpus / "s.out/.embedctl/history.json").read_bytes() == before
+    assert not (corpus / "sync.prom").exists()
+    (corpus / "job.toml").write_text(
+        'command = "sync"\ninputs = "ids.parquet"\nmodel = "fake"\nto = "s.out"\nmax-delete = "100%"\n', encoding="utf-8"
+    )
+    (told,) = json.loads(here("run", "job.toml", "--dry-run", "--json").stdout)["jobs"]
+    assert (told["would"], told["changes"]["changed"]) == ("sync", 1)
+    assert here("run", "job.toml").returncode == 0
+    assert [r["command"] for r in history_of(here, "s.out")] == ["sync", "sync"]
+
+
 def test_history_of_nothing(here):
     assert here("history", "nowhere").returncode == 2
     assert "--number: 'x' is not a count" in here("history", "nowhere", "-n", "x").stderr
@@ -273,4 +296,8 @@ def test_a_signal_stops_the_job_and_all_after_it(jobfile, corpus):
     told = json.loads(out)
     assert (told["exit_code"], told["not_run"]) == (143, ["good"])
     assert told["jobs"][0]["status"] == "interrupted"
+    kept = json.loads((corpus / "big.out/.embedctl/history.json").read_text())["runs"]
+    assert [(r["status"], r["exit_code"]) for r in kept] == [("interrupted", 143)]
+    assert kept[0]["run_rows"] > 0
+    assert err.count("error:") == 1
     assert not (corpus / "good.out").exists()

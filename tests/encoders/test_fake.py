@@ -34,8 +34,9 @@ def test_vectors_depend_on_tokens_and_order_alone() -> None:
 
 
 def test_the_same_bytes_for_ever() -> None:
-    vector = FakeEncoder("fake:dim=4").encode(batch_of([1, 2, 3]))["dense"][0]
-    assert vector.tobytes().hex() == FakeEncoder("fake:dim=4").encode(batch_of([4], [1, 2, 3]))["dense"][1].tobytes().hex()
+    alone = FakeEncoder("fake:dim=4").encode(batch_of([1, 2, 3]))["dense"][0]
+    among = FakeEncoder("fake:dim=4").encode(batch_of([4], [1, 2, 3]))["dense"][1]
+    assert alone.tobytes().hex() == among.tobytes().hex()
 
 
 def test_empty_sequences_and_batches() -> None:

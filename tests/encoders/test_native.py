@@ -83,3 +83,18 @@ def test_without_a_working_compiler_there_is_a_reason(compiler: str, says: str, 
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert says in done.stdout
+
+
+@needs_tiles
+@pytest.mark.parametrize("width", [32, 128, 768])
+@pytest.mark.parametrize("lengths", [[1], [5, 0, 31, 1], [32, 33, 600], [1] * 70])
+def test_vocabulary_max(width: int, lengths: list[int]) -> None:
+    chance = torch.Generator().manual_seed(width)
+    x = torch.randn(sum(lengths), width, generator=chance).bfloat16()
+    weight = torch.randn(1000, width, generator=chance).bfloat16()
+    sequence_of = torch.repeat_interleave(torch.arange(len(lengths), dtype=torch.int32), torch.tensor(lengths))
+    found = KERNELS.vocabulary_max(x, sequence_of, len(lengths), KERNELS.pack_vocabulary(weight))[:, :1000]
+    parts = (x.float() @ weight.float().T).split(lengths)
+    for row, part in zip(found, parts, strict=True):
+        expected = part.amax(0) if len(part) else torch.full((1000,), float("-inf"))
+        assert torch.allclose(row, expected, rtol=1e-4, atol=1e-4)

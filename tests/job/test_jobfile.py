@@ -53,6 +53,15 @@ def test_flag_beats_variable_beats_job_beats_defaults(jobs):
     assert (job.spec.workers, job.spec.threads, job.spec.dim, job.spec.limit) == (1, 2, 3, 4)
 
 
+def test_jobs_that_give_scores(jobs):
+    (job,) = jobs(
+        '[job.r]\ncommand = "rerank"\ninputs = "pairs.parquet"\nmodel = "m"\ncandidates-column = "c"\ntop-k = 3\n'
+    )
+    assert (job.spec.task, job.spec.query_column, job.spec.top_k, job.spec.to) == (
+        "rerank", "query", 3, "pairs.scores",
+    )  # fmt: skip
+
+
 def test_variables(jobs):
     toml = 'inputs = ["${DATA}/x", "${NONE:-y}", "$${NOT}", "a$b", "${EMPTY:-}z"]\nthreads = "${N:-3}"\n'
     (job,) = jobs(toml, {"DATA": "/data", "EMPTY": ""})
@@ -64,6 +73,7 @@ BAD = [
     ('[job.a]\ninputs = "x"\ntreads = 1', "{f}: job a: unknown key 'treads'", "did you mean 'threads'?"),
     ('[job.a]\ninputs = "x"\ncomand = "embed"', "{f}: job a: unknown key 'comand'", "did you mean 'command'?"),
     ('[job.a]\ninputs = "x"\ncommand = "embd"', "{f}: job a: command 'embd' is not one of", 'command = "embed"'),
+    ('[job.a]\ninputs = "x"\ncommand = ["embed"]', "{f}: job a: command ['embed'] is not one of", None),
     ('[job.a]\ninputs = "x"\nthreads = "two"', "{f}: job a: threads: 'two' is not a whole number", None),
     ('[job.a]\ninputs = "x"\nthreads = 0', "{f}: job a: --threads: 0 is too small; at least 1", None),
     ('[job.a]\ninputs = "${DATA}"', "{f}: job a: inputs: the variable DATA is not set", "export DATA=..."),
@@ -83,6 +93,9 @@ BAD = [
     ("[job.a]\ninputs = 'x'\n[job.a.extra]\nk = 1", "{f}: job a: unknown key 'extra'", None),
     ("[job.a]\ninputs = 'x'\n[job.a.where]\nk = 1", "{f}: job a: where: {'k': 1} is not text", None),
     ("[job.a]\ninputs = 'x'\nnotify-url = 'ftp://x'", "{f}: job a: --notify-url: not an http://", None),
+    ("[job.a]\ninputs = 'x'\ntask = 'rerank'", "{f}: job a: unknown key 'task'", "command says what the job does"),
+    ("[job.a]\ninputs = 'x'\ntop-k = 3", "{f}: job a: top-k: embed does not take it", 'command = "rerank"'),
+    ("[job.a]\ninputs = 'x'\ncommand = 'rerank'", "{f}: job a: no model given", 'model = "./reranker"'),
     ("a = = 1", "{f}: not valid TOML", None),
 ]  # fmt: skip
 

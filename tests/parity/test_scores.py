@@ -29,7 +29,9 @@ from tests.parity.scorers import (
     save_modules,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:sentence_transformers.*", "ignore::UserWarning:transformers.*")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::UserWarning:sentence_transformers.*", "ignore::UserWarning:transformers.*"
+)
 SOME = PAIRS[::5] + PAIRS[-2:]
 
 
@@ -86,7 +88,7 @@ def test_the_saved_activation_is_obeyed(where: str, activation: str, tmp_path: P
 def test_an_activation_that_is_not_torchs_is_refused(tmp_path: Path) -> None:
     folder = save_classifier("bert", tmp_path / "m")
     edit_json(folder / "config.json", sentence_transformers={"activation_fn": "mine.Special"})
-    with pytest.raises(ModelError, match="its activation 'mine.Special' is not one of torch.nn"):
+    with pytest.raises(ModelError, match=r"its activation 'mine\.Special' is not one of torch\.nn"):
         read_scorer(folder, "m")
 
 
@@ -127,8 +129,9 @@ def test_qwen3_reranker_without_a_template_gets_its_authors_own(tmp_path: Path) 
     shown = tokenizer._rendered([f"1,2\n{'q'}{'dd'}"])[0]
     assert shown == (
         "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: Given a web '
-        "search query, retrieve relevant passages that answer the query\n<Query>: q\n<Document>: dd<|im_end|>\n"
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+        "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
+        "<Query>: q\n<Document>: dd<|im_end|>\n"
         "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )
 
@@ -158,6 +161,25 @@ def test_neighbours_do_not_matter(family: str, tmp_path: Path) -> None:
 def test_bfloat16_is_near(family: str, tmp_path: Path) -> None:
     folder = save_classifier(family, tmp_path / family)
     assert np.abs(ours(folder, PAIRS, dtype="bfloat16") - cross_encoder(folder, PAIRS)).max() < 0.1
+
+
+def test_a_text_that_ends_in_padding_is_scored_at_its_last_real_token(tmp_path: Path) -> None:
+    """Decoders' tokenizers may end every text with the token that also pads."""
+    import torch
+
+    from embedctl.encoders.scores import load_whole, open_scorer
+    from embedctl.records import Batch
+
+    found = read_scorer(save_classifier("qwen2", tmp_path / "qwen2"), "qwen2")
+    whole = load_whole(found, dtype="float32", device="cpu", attention=None)
+    pad = whole.config.pad_token_id
+    sequences = [[7, 9, pad], [7, 9, 11], [pad, 8, pad, pad], [5, pad, 6, 8]]
+    ids, ends = np.concatenate(sequences), np.cumsum([0, *map(len, sequences)])
+    batch = Batch(input_ids_T=ids.astype(np.int32), cu_seqlens=ends.astype(np.int32), units=np.arange(4))
+    encoder = open_scorer(found, activation_name="none", dtype="float32", device="cpu", threads=1)
+    with torch.inference_mode():
+        expected = np.concatenate([whole(input_ids=torch.tensor([s])).logits.numpy() for s in sequences])
+    close(np.asarray(encoder.encode(batch)["score"]), expected)
 
 
 def test_what_is_not_a_reranker_is_refused_by_name(tmp_path: Path) -> None:

@@ -15,9 +15,12 @@ import pytest
 pytest.importorskip("sentence_transformers")
 torch = pytest.importorskip("torch")
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from embedctl.encoders.open import open_encoder
 from embedctl.errors import ModelError
+from embedctl.heads import splade as heads
+from embedctl.heads.sparse import Pruning
 from embedctl.models.load import find_model
 from embedctl.models.modules import Splade
 from embedctl.outputs import Sparse
@@ -239,3 +242,37 @@ def test_unknown_settings_are_refused(tmp_path: Path) -> None:
     folder = splade("bert", tmp_path / "m", pooling_strategy="median")
     with pytest.raises(ModelError, match="pooling_strategy 'median' is not one of max, sum"):
         find_model(str(folder))
+
+
+class _Largest(TorchDispatchMode):
+    """Remembers how many numbers the largest tensor made has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(tensor, torch.Tensor):
+                self.numbers = max(self.numbers, tensor.numel())
+        return made
+
+
+@pytest.mark.parametrize("pooling", ["max", "sum"])
+@pytest.mark.parametrize("lengths", [[3000, 5000], [7] * 900, [1, 1, 2, 500, 0, 500, 4000]])
+def test_scores_of_all_tokens_never_exist_at_once(lengths: list[int], pooling: str) -> None:
+    """The bound that `heads.splade` names, and the same numbers as the whole product gives."""
+    chance = torch.Generator().manual_seed(1)
+    weight, bias = torch.randn(30522, 16, generator=chance), torch.randn(30522, generator=chance)
+    x = torch.randn(sum(lengths), 16, generator=chance)
+    kwargs = {"pooling": pooling, "log_twice": False, "pruning": Pruning(top_k=50)}
+    with torch.no_grad(), _Largest() as largest:
+        found = heads.splade(x, lengths, weight, bias, **kwargs)
+    tokens, width = heads.TILES["cpu"]
+    assert largest.numbers <= max(tokens * width, heads.POOLED_NUMBERS, 16 * 30522)
+    assert largest.numbers < len(x) * 30522 / 6
+    begin = sum(lengths[:-1])
+    scores = (x[begin:] @ weight.T + bias).relu().log1p()
+    expected = (scores.amax(0) if pooling == "max" else scores.sum(0)).topk(50).values.sort().values
+    assert np.allclose(np.sort(found.values[found.offsets[-2] :]), expected.numpy(), rtol=1e-5)

@@ -19,7 +19,7 @@ from embedctl.events import Silent
 from embedctl.job.destination import Destination, open_existing
 from embedctl.query import search as room
 from embedctl.query.queries import Asking, Query, embed_queries, query_prompt
-from embedctl.query.search import jsonable, search
+from embedctl.query.search import Wanted, jsonable, search
 from embedctl.sinks.memory import MemorySink
 from embedctl.spec import VECTOR_TYPES, JobSpec
 
@@ -57,7 +57,7 @@ def _twin(destination: Path, vector: np.ndarray, vector_type: str, k: int) -> li
         values = stored.astype(np.float64)
         if vector_type in ("int8", "uint8"):
             plan, _ = open_existing(JobSpec(to=str(destination)))
-            low, high = np.array(plan.int8_ranges)
+            low, high = np.array(plan.int8_ranges["embedding"])
             levels = values + (128 if vector_type == "int8" else 0)
             values = low + np.minimum(levels + 0.5, 255) * (high - low) / 255
         wide = vector.astype(np.float64)
@@ -76,7 +76,7 @@ def test_every_vector_type_is_its_plain_twin(embed, vector_type, k):
     report = _search(out, "text 5", "something else", k=k)
     plan, _ = open_existing(JobSpec(to=str(out)))
     queries = [Query(id="a", text="text 5"), Query(id="b", text="something else")]
-    vectors = embed_queries(plan, queries, Asking(), Silent())
+    vectors = embed_queries(plan, queries, Asking(), Silent())["embedding"]
     for number, vector in enumerate(vectors):
         hits = report["queries"][number]["hits"]
         expected = _twin(out, vector, vector_type, k)
@@ -174,7 +174,7 @@ def test_a_killed_run_is_searched_as_far_as_it_came(embedctl, tmp_path):
     assert killed.returncode == -9
     out, heard = tmp_path / "out", Heard()
     assert len(list(out.glob("*.parquet"))) == 3
-    report = search(str(out), [Query(id="", text="text 3")], asking=Asking(), listener=heard)
+    report = search(str(out), [Query(id="", text="text 3")], wanted=Wanted(), asking=Asking(), listener=heard)
     assert (report["finished"], report["vectors"], _ids(report)[0]) == (False, 40, "r3")
     assert heard.notes == [f"{out} is not finished: only what is committed so far is searched"]
     assert embedctl("embed", "c.parquet", *FAKE, "--to", "out", "--window-rows", "20", "-q").returncode == 0
@@ -225,7 +225,7 @@ def test_int8_ranges_of_standard_input_come_from_the_ledger(embedctl, tmp_path):
     made = embedctl("embed", "-", "--format", "jsonl", *FAKE, "--vector-type", "int8", "--to", "out", "-q", input=lines)
     assert made.returncode == 0, made.stderr
     plan, _ = open_existing(JobSpec(to=str(tmp_path / "out")))
-    assert plan.int8_ranges is None
+    assert not plan.int8_ranges
     assert _ids(_search(tmp_path / "out", "text 7", k=1)) == ["r7"]
 
 
@@ -269,7 +269,7 @@ def test_a_query_that_gives_nan_is_told(embed):
 def test_long_queries_are_cut_and_told(embed):
     out = embed(["a"], "--model", "fake:max_length=8")
     heard = Heard()
-    search(str(out), [Query(id="q", text="word " * 50)], asking=Asking(), listener=heard)
+    search(str(out), [Query(id="q", text="word " * 50)], wanted=Wanted(), asking=Asking(), listener=heard)
     assert heard.notes == ["1 of 1 queries are longer than the model's 8 tokens: cut"]
 
 
@@ -278,28 +278,9 @@ def test_no_destination_there(tmp_path):
         _search(tmp_path, "a")
 
 
-class _Store:
-    """A sink with a search of its own."""
-
-    def __init__(self):
-        self.asked, self.closed = None, False
-
-    def close(self):
-        self.closed = True
-
-    def search(self, vectors, *, k, where):
-        self.asked = (vectors.shape, k, where)
-        hit = {"rank": 1, "score": 1.0, "id": "x", "chunk": None, "char_start": None, "char_end": None, "columns": {}}
-        return [[hit] for _ in vectors]
-
-
-def test_a_store_is_searched_by_its_own_means(embed, monkeypatch):
+def test_a_store_without_a_search_says_so(embed, monkeypatch):
     out = embed(["a"], *FAKE)
     plan, found = open_existing(JobSpec(to=str(out)))
-    store = _Store()
-    monkeypatch.setattr(room, "open_existing", lambda spec: (plan, replace(found, sink=store)))
-    assert _ids(_search(out, "a", k=3, where="n > 1")) == ["x"]
-    assert (store.asked, store.closed) == (((1, 16), 3, "n > 1"), True)
     deaf: Destination = replace(found, uri="store://x", sink=MemorySink())
     monkeypatch.setattr(room, "open_existing", lambda spec: (plan, deaf))
     with pytest.raises(UsageError, match="store://x: this kind of destination cannot be searched from here"):
@@ -336,7 +317,7 @@ def test_the_query_side_has_its_own_prompt(embed, tmp_path):
         (Asking(prompt="ask: "), reference.encode(["ask: bread"])),
         (Asking(prompt_name="passage"), reference.encode(["passage: bread"])),
     ):
-        vector = embed_queries(plan, asked, asking, Silent())
+        vector = embed_queries(plan, asked, asking, Silent())["embedding"]
         assert float((vector * expected).sum()) > (1 - 1e-6 if plan.resolved["dtype"] == "float32" else 0.9995)
     assert np.abs(reference.encode_query(["bread"]) - reference.encode(["bread"])).max() > 0.01
     with pytest.raises(UsageError, match="has no prompt 'quary'; it has: query, passage"):
@@ -411,7 +392,7 @@ def test_volume_in_bounded_pieces(embed, monkeypatch):
     assert max(sizes) <= 4096
     assert sum(sizes) == 20_000
     plan, _ = open_existing(JobSpec(to=str(out)))
-    vector = embed_queries(plan, [Query(id="", text="text 12345")], Asking(), Silent())[0]
+    vector = embed_queries(plan, [Query(id="", text="text 12345")], Asking(), Silent())["embedding"][0]
     assert _ids(report) == [id for id, _ in _twin(out, vector, "float32", 20)]
     assert _ids(report)[0] == "r12345"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ import pytest
 from embedctl.cli.app import main
 
 ROWS = 240
-WORDS = "the of a cat sat on mat what is good bad fox ran over lazy dog yes no query doc find here there".split()
+_PROSE = "the of a cat sat on mat what is good bad fox ran over lazy dog yes no query doc find here there"
+WORDS = _PROSE.split()
 
 Row = dict[str, Any]
 Told = Callable[..., tuple[int, str, str]]
@@ -66,8 +66,9 @@ def runs_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Told:
-    """Run `embedctl ARGS`: (exit code, stdout, stderr)."""
+def told(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
+    """Run `embedctl ARGS` in a folder of the test's own: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
 
     def run(*args: object) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -80,9 +81,4 @@ def told(capsys: pytest.CaptureFixture[str]) -> Told:
 
 def rows_of(destination: Path) -> list[Row]:
     found: list[Row] = ds.dataset(destination).to_table().to_pylist()
-    return found
-
-
-def letters(out: str) -> list[Row]:
-    found: list[Row] = json.loads(out)["dead_letters"]
     return found

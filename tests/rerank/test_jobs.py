@@ -75,9 +75,8 @@ def test_a_null_in_a_list_of_texts_kills_its_row_only(told: Told, tmp_path: Path
     code, _, _ = told("rerank", tmp_path / "in.jsonl", "--candidates-column", "hits", "--model", "fake",
                       "--to", tmp_path / "out")  # fmt: skip
     assert code == 3
-    assert [(r["id"], r["candidate"]) for r in rows_of(tmp_path / "out")] == [
-        (r, c) for r, c in zip(["in.jsonl:37"] * 2, [r["candidate"] for r in rows_of(tmp_path / "out")], strict=True)
-    ]
+    second = f"in.jsonl:{len(json.dumps(rows[0])) + 1}"
+    assert {(r["id"], r["candidate"]) for r in rows_of(tmp_path / "out")} == {(second, 0), (second, 1)}
 
 
 def test_duplicates_lose_all_their_candidates(told: Told, tmp_path: Path) -> None:
@@ -168,10 +167,14 @@ def test_long_pairs_are_cut_and_counted(told: Told, tmp_path: Path) -> None:
 
 
 def test_no_rows_still_tell_the_schema(told: Told, tmp_path: Path) -> None:
-    schema = pa.schema([("query", pa.string()), ("hits", pa.list_(pa.struct([("id", pa.int64()), ("text", pa.string())])))])
+    schema = pa.schema(
+        [("query", pa.string()), ("hits", pa.list_(pa.struct([("id", pa.int64()), ("text", pa.string())])))]
+    )
     pq.write_table(schema.empty_table(), tmp_path / "in.parquet")
     out = tmp_path / "out"
-    assert told("rerank", tmp_path / "in.parquet", "--candidates-column", "hits", "--model", "fake", "--to", out)[0] == 0
+    assert (
+        told("rerank", tmp_path / "in.parquet", "--candidates-column", "hits", "--model", "fake", "--to", out)[0] == 0
+    )
     names = pq.read_schema(next(out.glob("*.parquet"))).names
     assert names == ["id", "chunk", "char_start", "char_end", "rank", "candidate", "candidate_id", "score"]
 
@@ -181,28 +184,28 @@ def test_the_second_run_does_nothing(told: Told, pairs_file: Path, tmp_path: Pat
     told(*arguments)
     code, shown, _ = told(*arguments)
     assert (code, json.loads(shown)["status"]) == (0, "already done")
-    code, _, error = told(*arguments, "--top-k", "3")
-    assert code == 2
-    assert "--top-k: it is for rows of a query with a list of candidates" in error
 
 
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
     [
         (["rerank", "IN"], "no model given: embedctl rerank has no default one", "embedctl rerank IN --model MODEL"),
-        (["rerank", "IN", "--model", "fake"], "--query-column: no column 'query'; the corpus has id, q, passage, lang", ""),
+        (["rerank", "IN", "--model", "fake"],
+         "--query-column: no column 'query'; the corpus has id, q, passage, lang", ""),
         (["rerank", "IN", "--model", "fake", "--query-column", "q", "--query-template", "{q}"],
          "--query-column and --query-template: give one of them", ""),
         (["classify", "IN", "--model", "fake", "--text-column", "passage", "--keep", "score"],
          "--keep: no column 'score'", ""),
         (["rerank", "IN", "--model", "fake", "--query-column", "q", "--candidates-column", "passage"],
-         "--candidates-column: column 'passage' is string, not a list", "--text-column passage takes one passage a row"),
+         "--candidates-column: column 'passage' is string, not a list", "--text-column passage takes one passage a"),
         (["rerank", "IN", "--model", "fake", "--query-column", "q", "--to", "qdrant://localhost/x"],
          "--to: qdrant://localhost/x is a vector store; scores go into a folder", "--to FOLDER"),
         (["rerank", "IN", "--model", "fake", "--query-column", "q", "--on-overlong", "chunk"],
          "--on-overlong: a text that is scored cannot be cut into chunks", "--on-overlong truncate"),
         (["classify", "IN", "--model", "fake", "--threshold", "3"],
          "--threshold: 3 is out of range; scores are between 0 and 1", ""),
+        (["rerank", "IN", "--model", "fake", "--query-column", "q", "--top-k", "3"],
+         "--top-k: it is for rows of a query with a list of candidates", "--candidates-column NAME"),
         (["rerank", "IN", "--model", "all-MiniLM-L6-v2", "--query-column", "q"],
          "an embedder, whose modules give no scores", "embedctl embed takes embedders"),
     ],

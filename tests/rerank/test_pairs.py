@@ -77,4 +77,6 @@ def test_other_columns_are_refused(kind: pa.DataType, given: dict[str, str], mes
 
 
 def test_fields_are_found_by_their_names() -> None:
-    assert candidates_of("c", pa.large_list(STRUCT), text=None, id=None) == Candidates(column="c", text="body", id="pid")
+    assert candidates_of("c", pa.large_list(STRUCT), text=None, id=None) == Candidates(
+        column="c", text="body", id="pid"
+    )

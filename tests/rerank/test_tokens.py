@@ -41,15 +41,15 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return out
 
 
-@pytest.mark.parametrize("max_length", [8, 9, 21, 64])
+@pytest.mark.parametrize("max_length", [8, 21, 64])
 @pytest.mark.parametrize("prompt", ["", "find the "])
 def test_ids_and_types_are_those_of_transformers(folder: Path, max_length: int, prompt: str) -> None:
     import transformers
 
     theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
     ours = load_pair_tokenizer(folder, max_length=max_length, prompt=prompt)
-    both = [(" ".join(WORDS[: i % 23 + 1]), " ".join(WORDS[i % 7 : i % 7 + i % 31 + 1])) for i in range(60)]
-    both += [("the cat " * 300, "a fox " * n) for n in (1, 200, 299, 301)] + [("the", "a fox " * 5000)]
+    both = [(" ".join(WORDS[: i % 23 + 1]), " ".join(WORDS[i % 7 : i % 7 + i % 31 + 1])) for i in range(24)]
+    both += [("the cat " * 300, "a fox " * n) for n in (1, 200, 299, 301)] + [("the", "a fox " * 1200)]
     found = ours([pairs.joined(pair) for pair in both])
     for i, (query, passage) in enumerate(both):
         wanted = theirs(prompt + query, passage, truncation="longest_first", max_length=max_length)

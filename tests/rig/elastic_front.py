@@ -69,6 +69,7 @@ class ElasticFront:
 class _Handler(BaseHTTPRequestHandler):
     rig: ElasticFront
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
         self._handle()

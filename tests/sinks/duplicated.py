@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 ROWS, IDS, DIM = 600, 590, 16
-KILLS = [(point, which) for point in ("before-part", "after-part", "before-ledger", "after-ledger") for which in (1, 6)]
+KILLS = [("before-part", 1), ("after-part", 2), ("before-ledger", 7), ("after-ledger", 8)]
 
 
 def write(folder: Path) -> Path:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from embedctl.outputs import Multivector, OutputSpec, Sparse, Values
 from embedctl.plan import Plan
 from embedctl.records import Cursor, WindowKey, WindowOutput, WindowRecord
+from embedctl.sinks import qdrant_server
 from embedctl.sinks.qdrant import QdrantSink
 from embedctl.sinks.qdrant_address import parse
 from embedctl.sinks.qdrant_edge import EdgeEngine
@@ -63,9 +64,11 @@ def place(kind: str, folder: Path) -> Iterator[Place]:
         rig = Engine(folder / "server")
         front = (GrpcFront if kind == "grpc" else RestFront)(rig, faults)
         found, stop = Place(kind=kind, folder=folder, rig=rig, faults=faults, uri_of=front.uri), front.stop
+    before, qdrant_server.POLL_S = qdrant_server.POLL_S, 0.01
     try:
         yield found
     finally:
+        qdrant_server.POLL_S = before
         for sink in found.made:
             sink.close()
         stop()

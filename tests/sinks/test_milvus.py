@@ -1,9 +1,12 @@
-"""Milvus Lite, the real engine, through the same client and sink as a server; killed anywhere, every row is there once."""
+"""Milvus Lite, a real engine, through the client that a server gets; killed anywhere, every row is there once."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +18,17 @@ import pytest
 
 pytest.importorskip("milvus_lite")
 
+from milvus_lite.adapter.grpc.server import start_server_in_thread
+
 from embedctl.errors import SinkError, UsageError
 from embedctl.outputs import OutputSpec, Sparse
 from embedctl.records import WindowRecord
 from embedctl.sinks import stores
 from embedctl.sinks.base import Deletable, Scannable, Searchable
 from embedctl.sinks.keyed import KeyedSink
-from embedctl.sinks.keyed_records import JOB, POS
+from embedctl.sinks.keyed_records import JOB, POS, Records
 from embedctl.sinks.milvus import open_lite, open_milvus
+from embedctl.sinks.milvus_fields import fields_of_plan, milvus_rows
 from embedctl.sinks.payload import payloads
 from embedctl.spec import JobSpec
 from embedctl.storage import LocalStorage
@@ -214,7 +220,7 @@ def test_another_shape_another_job_and_a_lost_state_are_refused(tmp_path: Path) 
     with pytest.raises(UsageError, match="its ledger is not in"):
         KeyedSink(again._engine, LocalStorage(tmp_path / "elsewhere"), JobSpec()).prepare(plan())
     again._engine._call("drop_collection")
-    with pytest.raises(SinkError, match="gone, yet .* says what was written there"):
+    with pytest.raises(SinkError, match=r"gone, yet .* says what was written there"):
         again.prepare(plan())
     again.close()
 
@@ -300,6 +306,87 @@ def test_killed_once(corpus: Path, tmp_path: Path) -> None:
     assert run(embed(corpus, tmp_path), failpoint="after-part:3").returncode == -9
     assert run(embed(corpus, tmp_path)).returncode == 0
     assert_whole(tmp_path)
+
+
+def test_a_lost_state_is_rebuilt_from_the_store(corpus: Path, tmp_path: Path) -> None:
+    assert run(embed(corpus, tmp_path)).returncode == 0
+    (tmp_path / "state").rename(tmp_path / "away")
+    where = [f"milvus-lite://{tmp_path}/store.db/docs", "--state", str(tmp_path / "state")]
+    done = run(["state", "rebuild", *where])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(run(embed(corpus, tmp_path)).stdout)["status"] == "already done"
+
+
+class Server:
+    """Milvus Lite's own server, met over the network."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, 0
+        self.start()
+
+    def start(self) -> None:
+        self._server, self._database, self.port = start_server_in_thread(str(self.folder), port=self.port)
+
+    def stop(self) -> None:
+        self._server.stop(grace=None).wait()
+        self._database.close()
+
+    def sink(self, state: Path, spec: JobSpec) -> KeyedSink:
+        return open_milvus(f"milvus://127.0.0.1:{self.port}/docs", LocalStorage(state), spec)
+
+
+def test_a_server_that_restarts_mid_load(corpus: Path, tmp_path: Path) -> None:
+    server = Server(tmp_path / "server.db")
+    to = ["--to", f"milvus://127.0.0.1:{server.port}/docs", "--state", str(tmp_path / "state")]
+    refused = run([*embed(corpus, tmp_path), *to])
+    assert (refused.returncode, "make it with --create" in refused.stderr) == (2, True), refused.stderr
+    process = subprocess.Popen(
+        [sys.executable, "-m", "embedctl", *embed(corpus, tmp_path), *to, "--create", "--max-points-per-s", "150"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    watch = server.sink(tmp_path / "watch", JobSpec(create=True))
+    deadline = time.monotonic() + 60
+    while not watch._engine.exists() or watch.total() < 70:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    watch.close()
+    server.stop()
+    time.sleep(0.5)
+    server.start()
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    assert json.loads(stdout)["units"] == IDS
+    found = rows_of(server.sink(tmp_path / "watch", JobSpec()))
+    assert sorted(int(row["id"][1:]) for row in found) == list(range(IDS))
+    assert all(row["n"] == 2**60 + int(row["id"][1:]) for row in found)
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "dim"),
+    [("float16", "FLOAT16_VECTOR", 12), ("int8", "INT8_VECTOR", 12), ("binary", "BINARY_VECTOR", 16),
+     ("ubinary", "BINARY_VECTOR", 16)],
+)  # fmt: skip
+def test_types_that_only_a_server_holds(kind: str, field: str, dim: int) -> None:
+    """Not sent anywhere: what the client is given, and what it makes of it."""
+    from pymilvus.client.entity_helper import pack_field_value_to_field_data
+    from pymilvus.grpc_gen import schema_pb2
+
+    made = hand_plan(outputs=[OutputSpec(name="embedding", kind="dense", dim=12, vector_type=kind)])
+    one = next(f for f in fields_of_plan(made, JobSpec(), lite=False) if f.spec)
+    assert (one.kind, one.dim, one.params) == (field, dim, {"dim": dim})
+    floats = np.random.default_rng(1).standard_normal((1, 12), dtype=np.float32)
+    packed = np.packbits(floats > 0, axis=1)
+    stored = {
+        "float16": floats.astype(np.float16), "int8": (floats * 30).astype(np.int8), "ubinary": packed,
+        "binary": (packed ^ 0x80).view(np.int8),
+    }[kind]  # fmt: skip
+    records = Records(keys=["k"], fields=[{"id": "k"}], outputs={"embedding": stored})
+    [row] = milvus_rows(records, [one], "name")
+    cache: dict = {}
+    data = schema_pb2.FieldData(type=one.type, field_name="embedding")
+    pack_field_value_to_field_data(row["embedding"], data, {"name": "embedding", "params": {"dim": dim}}, cache)
+    assert next(iter(cache.values())) == [(packed if "binary" in kind else stored).tobytes()]
 
 
 def test_a_folder_in_use_is_locked(corpus: Path, tmp_path: Path) -> None:

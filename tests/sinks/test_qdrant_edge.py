@@ -120,6 +120,25 @@ def test_chunks_each_have_a_point(corpus: Path, tmp_path: Path) -> None:
         assert 0 < p.payload["token_count"] <= 8
 
 
+def test_three_outputs_killed_and_run_again_are_as_unbroken(corpus: Path, tmp_path: Path) -> None:
+    more = ["--model", "fake:dim=8,sparse=1,multivector=1", "--output", "dense,sparse,multivector"]
+    arguments = {name: [*embed(corpus, tmp_path / name), *more] for name in ("whole", "killed")}
+    assert run(arguments["whole"]).returncode == 0
+    assert run(arguments["killed"], failpoint="after-part:4").returncode == -9
+    done = run(arguments["killed"])
+    assert done.returncode == 0, done.stderr
+    whole, killed = points(tmp_path / "whole"), points(tmp_path / "killed")
+    assert whole.keys() == killed.keys() == {str(point_id(f"r{i}")) for i in range(IDS)}
+    for name, point in whole.items():
+        assert set(point.vector) == {"dense", "sparse", "multivector"}
+        assert told(point) == told(killed[name])
+
+
+def told(point: edge.Record) -> tuple[object, ...]:
+    sparse = point.vector["sparse"]
+    return point.vector["dense"], point.vector["multivector"], list(sparse.indices), list(sparse.values), point.payload
+
+
 def test_duplicates_as_dead_letters(corpus: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     done = run(embed(corpus, store, "--on-duplicate", "dead-letter"))

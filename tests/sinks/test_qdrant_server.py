@@ -73,8 +73,9 @@ def assert_whole(rig: Rig) -> None:
 
 
 def test_create_load_and_again(rig: Rig, corpus: Path, tmp_path: Path) -> None:
-    code, _, stderr = embed(corpus, rig.uri, tmp_path)
+    code, _, stderr = embed(corpus, rig.uri, tmp_path, "--limit", "3")
     assert (code, "make it with --create" in stderr) == (2, True)
+    assert not list((tmp_path / "state").rglob("plan-*.json")), "refused before anything is planned"
     code, told, stderr = embed(corpus, rig.uri, tmp_path, "--create", "--index-field", "n:integer")
     assert code == 0, stderr
     assert told["units"] == IDS

@@ -119,6 +119,38 @@ def test_a_window_done_again_with_fewer_rows_leaves_nothing_behind(tmp_path: Pat
     store.sink.close()
 
 
+def test_an_id_overwritten_by_a_row_that_then_dies_is_written_again(tmp_path: Path) -> None:
+    """Window 2 is committed; window 1, which stands before it, has the id too, but not when it is done again."""
+    store = Store(tmp_path)
+    later = store.sink.write(output(2, [("b", 1), ("c", 1)]))
+    store.sink.write(output(1, [("a", 1), ("b", 1)]))
+    assert store.held() == {"a#0": 1, "b#0": 1, "c#0": 2}
+    first = store.sink.write(output(1, [("a", 1)]))
+    assert store.held() == {"a#0": 1, "c#0": 2}
+    assert store.sink.reconcile([first, later]).lost == (later,)
+    assert store.sink.write(output(2, [("b", 1), ("c", 1)])) == later
+    assert store.held() == {"a#0": 1, "b#0": 2, "c#0": 2}
+    assert store.sink.reconcile([first, later]).lost == ()
+    assert store.sink.count([first, later]) == 3
+    store.sink.close()
+
+
+def test_a_row_done_again_with_fewer_chunks_leaves_none_behind(tmp_path: Path) -> None:
+    store = Store(tmp_path, chunked=True)
+    store.sink.write(output(1, [("a", 3), ("b", 2)], chunked=True))
+    store.sink.write(output(1, [("a", 1), ("b", 2)], chunked=True))
+    assert store.held() == {"a#0": 1, "b#0": 1, "b#1": 1}
+    store.sink.close()
+
+
+def test_rows_of_chunks_are_taken_out_by_id(tmp_path: Path) -> None:
+    store = Store(tmp_path, chunked=True)
+    store.sink.write(output(1, [("a", 3), ("b", 2), ("c", 1)], chunked=True))
+    assert store.sink.delete(["a", "c", "nobody"]) == 4
+    assert store.held() == {"b#0": 1, "b#1": 1}
+    store.sink.close()
+
+
 def test_vectors_that_are_not_finite_never_arrive(tmp_path: Path) -> None:
     store = Store(tmp_path)
     bad = output(1, [("a", 1), ("b", 1)])
@@ -161,7 +193,8 @@ def test_what_passes_through(id: str, same: bool) -> None:
 
 _KEYS = st.builds(
     lambda g, s, w, r: (WindowKey(generation=g, slice=s, window=w), r),
-    st.integers(1, 63), st.integers(0, 2**18 - 1), st.integers(0, 2**18 - 1), st.integers(0, stores.MAX_ROWS - 1),
+    st.integers(1, 2**stores.GENERATION_BITS - 1), st.integers(0, 2**stores.SLICE_BITS - 1),
+    st.integers(0, 2**stores.WINDOW_BITS - 1), st.integers(0, stores.MAX_ROWS - 1),
 )  # fmt: skip
 
 

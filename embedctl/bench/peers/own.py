@@ -15,7 +15,7 @@ import numpy as np
 
 from embedctl import __version__
 from embedctl.encoders.base import Encoder
-from embedctl.job import planning, wiring
+from embedctl.job import limits, wiring
 from embedctl.models.load import find_model
 from embedctl.outputs import dense
 from embedctl.spec import JobSpec
@@ -60,7 +60,7 @@ def load(settings: Mapping[str, Any]) -> Own:
     folder = find_model(settings["model"], offline=True)
     resolved = {
         "device": device, "dtype": "float32" if folder.kind == "static" else resolve_dtype(spec.dtype, device),
-        "threads": settings.get("threads") or planning.available_cpus(), "compile": spec.compile,
+        "threads": settings.get("threads") or limits.available_cpus(), "compile": spec.compile,
         "prompt": folder.prompt(spec), "max_length": folder.max_length(spec), "dim": folder.dim(spec),
     }  # fmt: skip
     fields = spec.of_kind("rows", "recipe", "tuning")

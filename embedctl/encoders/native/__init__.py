@@ -1,7 +1,8 @@
 """Our own CPU kernels, compiled on the user's machine for its processor, in under a second, and cached.
 
-Enters: `kernels.c`. Leaves: `Kernels`, its functions on torch tensors; or the reason there are none (no C compiler, a
-system without AMX for the attention). Every kernel has a plain twin in torch; without kernels, the twins run.
+Enters: the C sources beside this. Leaves: `Kernels`, its functions on torch tensors; or the reason there are none (no C
+compiler, a system without AMX for those that need it). Every kernel has a plain twin in torch, which runs without
+it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ FLAGS = (
 )  # fmt: skip
 """Sums may be taken in vector order; NaN and Inf keep their meaning."""
 
+SOURCES = ("kernels.c", "vocabulary.c")
+"""Compiled as one, in this order."""
+
 _COMPILE_TIMEOUT_S = 60.0
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -39,11 +43,13 @@ class Kernels:
             self._function(f"bias_gelu_{suffix}", [_P, _P, _I, _I])
             self._function(f"add_norm_{suffix}", [_P, _P, _P, _P, _P, _F, _I, _I, _P])
         self.has_tiles = bool(self._library.has_tiles())
-        """Whether `attend` can run: AMX tiles for bfloat16."""
+        """Whether `attend` and `vocabulary_max` can run: AMX tiles for bfloat16."""
         if self.has_tiles:
             self._function("attend_bf16", [_P, _P, _P, _I, _I, _I, _F, _P, _P, _I])
             self._library.attend_work_bytes.argtypes = [_I, _I]
             self._library.attend_work_bytes.restype = _I
+            self._function("pack_vocabulary_bf16", [_P, _P, _I, _I])
+            self._function("vocabulary_max_bf16", [_P, _P, _P, _I, _P, _I, _I])
 
     def _function(self, name: str, arguments: list[type]) -> None:
         function = getattr(self._library, name)
@@ -81,6 +87,29 @@ class Kernels:
             head_width**-0.5, out_TE.data_ptr(), work.data_ptr(), longest,
         )  # fmt: skip
 
+    def pack_vocabulary(self, weight_VE: Tensor) -> Tensor:
+        """A vocabulary's weights, bfloat16 (V, E), as `vocabulary_max` takes them: V filled up to a multiple of 32."""
+        rows, width = -(-len(weight_VE) // 32) * 32, weight_VE.shape[1]
+        filled = torch.zeros(rows, width, dtype=torch.bfloat16)
+        filled[: len(weight_VE)] = weight_VE
+        packed = torch.empty_like(filled)
+        self._library.pack_vocabulary_bf16(packed.data_ptr(), filled.data_ptr(), rows, width)
+        return packed
+
+    def vocabulary_max(self, x_TE: Tensor, sequence_of_T: Tensor, count: int, packed_VE: Tensor) -> Tensor:
+        """float32 (count, V filled up): the greatest product of each row of weights with the tokens of each sequence.
+
+        x bfloat16, E a multiple of 32; sequence_of int32. Not for x with NaN or Inf, which maxima would lose."""
+        tokens, width = x_TE.shape
+        filled = torch.zeros(-(-tokens // 32) * 32, width, dtype=torch.bfloat16)
+        filled[:tokens] = x_TE
+        out = torch.full((count, len(packed_VE)), float("-inf"))
+        self._library.vocabulary_max_bf16(
+            out.data_ptr(), filled.data_ptr(), sequence_of_T.data_ptr(), tokens, packed_VE.data_ptr(),
+            len(packed_VE), width,
+        )  # fmt: skip
+        return out
+
 
 def _suffix(x: Tensor) -> str:
     return "bf16" if x.dtype == torch.bfloat16 else "f32"
@@ -92,7 +121,7 @@ def load() -> tuple[Kernels | None, str]:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if os.name != "posix" or not compiler:
         return None, "no C compiler was found (cc, gcc or clang)"
-    source = resources.files(__package__).joinpath("kernels.c").read_bytes()
+    source = b"\n".join(resources.files(__package__).joinpath(name).read_bytes() for name in SOURCES)
     try:
         path = _cache_folder() / f"kernels-{_key(source, compiler)}.so"
         if not path.exists():
