@@ -302,7 +302,8 @@ def from_table(table: Mapping[str, Any], where: str) -> dict[str, Any]:
         name = key.replace("-", "_")
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            raise UsageError(f"{where}: unknown key {key!r}", hint=f"did you mean {near[0]!r}?" if near else None)
+            hint = f"embedctl run {where}" if name == "job" else f"did you mean {near[0]!r}?" if near else None
+            raise UsageError(f"{where}: unknown key {key!r}", hint=hint)
         out[name] = _coerce(name, value, f"{where}: {name}")
     return out
 

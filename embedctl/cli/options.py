@@ -108,7 +108,7 @@ OPTIONS: dict[str, Option] = {
     "quantization": _row(STORES, "Quantization of a new collection. Default: none.", "NAME"),
     "index": _row(STORES, "Vector index of a new PostgreSQL or LanceDB table. Default: the store's.", "NAME"),
     "index_field": _row(STORES, "Payload field to index in a new collection, and how.", "NAME:KIND"),
-    "on_disk": _row(STORES, "Keep a new collection's vectors on disk rather than in memory. Default: on disk."),
+    "on_disk": _row(STORES, "A new collection's vectors on disk, or in memory. Default: on disk, sparse in memory."),
     "shards": _row(STORES, "Shards of a new collection. Default: the server's.", "N"),
     "max_points_per_s": _row(STORES, "Write no faster, to spare a collection that is in use.", "POINTS"),
     "swap_alias": _row(STORES, "Load into a collection beside what this alias serves; move the alias at the end.", "NAME"),

@@ -139,7 +139,7 @@ class Execution:
         return self._summary(ledger, "done")
 
     def _was_told(self, ledger: Ledger) -> bool:
-        """Whether an earlier run ended well, and so told of its letters; their file remembers it when the ledger is lost.
+        """Whether an earlier run ended well, and so told of its letters; their file remembers it without a ledger.
 
         Letters of a run that was killed are news, whichever run wrote them.
         """

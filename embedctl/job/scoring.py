@@ -17,6 +17,7 @@ from embedctl.models.folder import ModelFolder
 from embedctl.outputs import OutputSpec
 from embedctl.plan import Plan
 from embedctl.sinks.scores import SCORE, SCORES, column_names
+from embedctl.sources.roles import is_json
 from embedctl.spec import JobSpec
 from embedctl.stages.rank import CANDIDATE, CANDIDATE_ID, RANK, Ranking
 from embedctl.text.pairs import Candidates, PairRule, candidates_of
@@ -58,13 +59,15 @@ def ranking(plan: Plan) -> Ranking | None:
     """How the candidates of a row are ranked; None where a row has one passage."""
     if not plan.spec.get("candidates_column"):
         return None
-    return Ranking(score=plan.outputs[0].name, top_k=plan.spec["top_k"], ids=_candidates(plan).id is not None)
+    return Ranking(score=plan.outputs[0].name, top_k=plan.spec["top_k"], ids=_candidates(plan).has_ids)
 
 
 def _candidates(plan: Plan) -> Candidates:
     column, spec = plan.spec["candidates_column"], plan.spec
-    kind = plan.schema.field(column).type
-    return candidates_of(column, kind, text=spec["candidate_text"], id=spec["candidate_id"])
+    field = plan.schema.field(column)
+    return candidates_of(
+        column, field.type, text=spec["candidate_text"], id=spec["candidate_id"], is_json=is_json(field)
+    )
 
 
 def resolved_of(spec: JobSpec, folder: ModelFolder) -> dict[str, Any]:
@@ -108,7 +111,7 @@ def check_names(plan: Plan) -> None:
         for output in one.outputs:
             taken |= set(column_names(output, multi_label=bool(one.model["multi_label"])))
     if plan.spec["candidates_column"]:
-        taken |= {RANK, CANDIDATE, *([CANDIDATE_ID] if _candidates(plan).id is not None else [])}
+        taken |= {RANK, CANDIDATE, *([CANDIDATE_ID] if _candidates(plan).has_ids else [])}
     for name in plan.keep:
         if name in taken:
             raise UsageError(

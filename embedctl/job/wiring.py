@@ -23,7 +23,7 @@ from embedctl.sources.files import check_unchanged
 from embedctl.sources.slices import sample_mask
 from embedctl.sources.where import Where
 from embedctl.stages.commit import VectorRules
-from embedctl.stages.prepare import FeedRules, Spans, TextRules
+from embedctl.stages.prepare import FeedRules, Spans, TextRules, stretch
 from embedctl.stages.windows import Blocks, RowRules
 from embedctl.text.chunk import Chunker, Kind, pool_chunks
 from embedctl.text.template import row_problem, text_rule
@@ -178,12 +178,8 @@ def text_rules(plan: Plan, feeds: Sequence[tuple[Tokenizer, bool]]) -> TextRules
         else None,
         on_overlong=overlong,
         overlong=_spans("tokens", longest, 0, tokenizer) if overlong == "chunk" else None,
-        piece=pairs.pair_at if paired else _stretch,
+        piece=pairs.pair_at if paired else stretch,
     )
-
-
-def _stretch(text: str, begin: int, end: int) -> str:
-    return text[begin:end]
 
 
 def _spans(kind: Kind, size: int, overlap: int, tokenizer: Tokenizer) -> Spans:

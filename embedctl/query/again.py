@@ -6,20 +6,21 @@ numbers. Not checked where the source is gone or has changed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedctl import registry
 from embedctl.encoders.base import Encoder
 from embedctl.errors import SourceError, UsageError
 from embedctl.job import passes, wiring
 from embedctl.outputs import Multivector, Outputs, OutputSpec, Sparse, Values, take
 from embedctl.plan import Plan
 from embedctl.query.checks import Check
-from embedctl.records import Batch, Tokenized, Window, WindowRecord
+from embedctl.records import Batch, Slice, Tokenized, Window, WindowRecord
 from embedctl.sinks.columns import values_of
 from embedctl.sources.files import STDIN
 from embedctl.spec import JobSpec
@@ -41,7 +42,8 @@ def embedded_again(plan: Plan, storage: LocalStorage, records: Sequence[WindowRe
     """`sample` rows of up to MAX_WINDOWS windows."""
     if any(f.path == STDIN for f in plan.files):
         return Check(name="sample", ok=None, detail="not checked: standard input is gone")
-    full = [r for r in records if r.units and r.key.generation == 1]
+    synced = plan.changes is not None
+    full = [r for r in records if r.units and (synced or r.key.generation == 1)]
     if not full or not sample:
         return Check(name="sample", ok=None, detail="not checked: nothing to compare")
     chance = np.random.default_rng()
@@ -50,7 +52,8 @@ def embedded_again(plan: Plan, storage: LocalStorage, records: Sequence[WindowRe
         compared = _Compared(plan)
         for record in chosen:
             wanted = -(-sample // len(chosen))
-            compared.window(_window_again(plan, record, records), storage, record, wanted, chance)
+            for window in _some_windows(plan, chance) if synced else [_window_again(plan, record, records)]:
+                compared.window(window, storage, record, wanted, chance)
     except (SourceError, UsageError) as exc:
         return Check(name="sample", ok=None, detail=f"not checked: {exc}")
     return compared.check()
@@ -106,6 +109,8 @@ class _Compared:
         return found
 
     def check(self) -> Check:
+        if not self._rows:
+            return Check(name="sample", ok=None, detail="not checked: no row of the corpus was found in the parts chosen")
         ok, told = True, []
         for one in self._plan.passes:
             for output in one.outputs:
@@ -125,6 +130,16 @@ def _window_again(plan: Plan, record: WindowRecord, records: Sequence[WindowReco
         if r.key.slice == record.key.slice and r.key != record.key and r.key.generation == 1
     }
     return next(reader.windows(plan.slices[record.key.slice], others))
+
+
+def _some_windows(plan: Plan, chance: np.random.Generator) -> Iterator[Window]:
+    """After a sync the rows of a part may stand anywhere in the corpus: a few windows, to look for them in."""
+    segments = [
+        s for f in plan.files for s in registry.get("formats", f.format)().segments(f, plan.spec["slice_bytes"])
+    ]
+    reader = WindowReader(plan, wiring.row_rules(plan), wiring.blocks_of(plan))
+    for number in chance.choice(len(segments), min(MAX_WINDOWS, len(segments)), replace=False).tolist():
+        yield next(reader.windows(Slice(index=0, segments=(segments[number],)), {}))
 
 
 def _stored(plan: Plan, storage: LocalStorage, record: WindowRecord) -> tuple[Outputs, Mapping[Key, np.ndarray]]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from embedctl import __version__
-from embedctl.reports.outcome import Outcome
+from embedctl.reports.outcome import COMPLETE, Outcome
 
 ENDPOINTS = tuple(f"OTEL_EXPORTER_OTLP_{kind}ENDPOINT" for kind in ("", "TRACES_", "METRICS_"))
 TIMEOUT_S = 5.0
@@ -104,7 +104,7 @@ def _send_span(outcome: Outcome, exporter: Any) -> bool:
         attributes=_attributes(outcome),
         start_time=_ns(outcome.began.timestamp()),
     )
-    failed = bool(outcome.error) or not outcome.complete
+    failed = outcome.exit_code not in COMPLETE
     span.set_status(Status(StatusCode.ERROR, outcome.error) if failed else Status(StatusCode.OK))
     span.end(end_time=_ns(outcome.ended.timestamp()))
     provider.shutdown()

@@ -39,8 +39,8 @@ class Outcome:
 
     @property
     def complete(self) -> bool:
-        """Whether the destination holds all it should."""
-        return self.exit_code in COMPLETE
+        """Whether this run saw to it that the destination holds all it should; one that stepped aside did not."""
+        return self.exit_code in COMPLETE and not self.status.startswith("skipped")
 
     @property
     def ended(self) -> datetime:

@@ -134,7 +134,10 @@ class ElasticEngine:
             if "before" not in meta:  # else put off by an earlier run, which noted what it was
                 now = self._settings()
                 self._set_meta({**meta, "before": {name: now.get(name) for name in _PUT_OFF}})
-            self._change(_PUT_OFF)
+            try:
+                self._change(_PUT_OFF)
+            except BadRequest:  # a service that sees to both itself
+                self._set_meta({name: value for name, value in meta.items() if name != "before"})
         self._put_off = True
 
     def upsert(self, batches: Iterator[Records], gate: Gate) -> None:

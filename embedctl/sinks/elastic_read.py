@@ -24,7 +24,7 @@ from embedctl.sinks.keyed_records import POS, sparse_rows
 from embedctl.sinks.keyed_search import Found, depth_of, fused
 
 SCROLL = "10m"
-MAX_CLAUSES = 1024
+MAX_CLAUSES, MAX_HITS = 1024, 10_000
 _ARROW = {
     "long": pa.int64(), "integer": pa.int32(), "short": pa.int16(), "byte": pa.int8(), "double": pa.float64(),
     "float": pa.float32(), "half_float": pa.float32(), "boolean": pa.bool_(), "unsigned_long": pa.uint64(),
@@ -44,13 +44,14 @@ def search(
 ) -> list[list[Hit]]:
     """One ranking an output, then fused. `where`: Lucene's query syntax, or the query DSL as a JSON object."""
     outputs = {spec.name: spec for spec in outputs_of(properties)}
-    chosen, depth, rankings = filter_of(where), depth_of(limit, len(query)), []
+    chosen, depth, rankings = filter_of(where), min(depth_of(limit, len(query)), MAX_HITS), []
     for name, values in query.items():
         if name not in outputs:
             raise UsageError(f"{link.place.name}: no output {name!r} there; it has: {', '.join(outputs)}")
         bodies = _asked(link.place.opensearch, outputs[name], values, depth, chosen, exact)
         hide = {"_source": {"excludes": list(outputs)}, "size": depth}
-        rankings.append([_ranked(link, {**body, **hide}, outputs[name], where) for body in bodies])
+        score = _score(outputs[name], opensearch=link.place.opensearch, exact=exact)
+        rankings.append([_ranked(link, {**body, **hide}, score, where) for body in bodies])
     return [fused(each, limit) for each in zip(*rankings, strict=True)]
 
 
@@ -67,14 +68,13 @@ def filter_of(where: str | None) -> Body | None:
     return found
 
 
-def _ranked(link: Link, body: Body, output: OutputSpec, where: str | None) -> list[Found]:
+def _ranked(link: Link, body: Body, score: Callable[[float], float], where: str | None) -> list[Found]:
     try:
         answer = link.index("POST", "/_search", body)
     except BadRequest as exc:
         if where is None:
             raise
         raise UsageError(f"--where: {exc}", hint="--where 'lang:en AND year:>2000'") from exc
-    score = _score(output)
     return [Found(key=h["_id"], score=score(float(h["_score"])), fields=h["_source"]) for h in answer["hits"]["hits"]]
 
 
@@ -100,20 +100,17 @@ def _asked(
             yield {"query": {"knn": {output.name: {"vector": row, "k": limit, **more}}}}
         else:
             more = {} if chosen is None else {"filter": chosen}
-            many = min(10_000, max(limit, 4 * limit, 100))
+            many = min(MAX_HITS, max(4 * limit, 100))
             yield {"knn": {"field": output.name, "query_vector": row, "k": limit, "num_candidates": many, **more}}
 
 
 def _exact(opensearch: bool, output: OutputSpec, row: np.ndarray, chosen: Body | None) -> Body:
-    """Every document scored, as the index would score it."""
+    """Every document scored."""
     among = chosen or {"match_all": {}}
     if opensearch:
         space = {"cosine": "cosinesimil", "dot": "innerproduct", "euclidean": "l2"}[output.similarity]
-        params: Body = {
-            "field": output.name,
-            "query_value": row,
-            "space_type": "hammingbit" if output.vector_type == "ubinary" else space,
-        }
+        space = "hamming" if output.vector_type == "ubinary" else space
+        params: Body = {"field": output.name, "query_value": row, "space_type": space}
         return {"script_score": {"query": among, "script": {"source": "knn_score", "lang": "knn", "params": params}}}
     name = json.dumps(output.name)
     source = {
@@ -140,17 +137,17 @@ def _filtered(query: Body, chosen: Body | None) -> Body:
     return query if chosen is None else {"bool": {"must": [query], "filter": [chosen]}}
 
 
-def _score(output: OutputSpec) -> Callable[[float], float]:
+def _score(output: OutputSpec, *, opensearch: bool, exact: bool) -> Callable[[float], float]:
     """From the store's score to what it stands for: distances negative, of bits the share that is equal."""
     if output.kind == "sparse":
         return lambda s: s
     if output.vector_type == "ubinary":
-        return lambda s: s
-    return {
-        "cosine": lambda s: 2 * s - 1,
-        "dot": lambda s: s - 1 if s >= 1 else 1 - 1 / s,
-        "euclidean": lambda s: -math.sqrt(max(0.0, 1 / s - 1)),
-    }[output.similarity]
+        return (lambda s: 1 - (1 / s - 1) / output.dim) if opensearch else (lambda s: s)
+    if output.similarity == "cosine":
+        return (lambda s: s - 1) if opensearch and exact else (lambda s: 2 * s - 1)
+    if output.similarity == "dot":
+        return lambda s: s - 1 if s >= 1 else 1 - 1 / s
+    return lambda s: -math.sqrt(max(0.0, 1 / s - 1))
 
 
 def scan(

@@ -9,6 +9,7 @@ generation is whole. Refused: a table of other columns or another job, vectors t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +44,8 @@ def open_lancedb(target: str, storage: LocalStorage, spec: JobSpec) -> LanceSink
     path = Path(target.partition("://")[2])
     if len(path.parts) < 2 or path.name in ("", ".", ".."):
         raise UsageError(f"--to: {target} is not lancedb://FOLDER/TABLE", hint="--to lancedb://./vectors.db/docs")
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", path.name):
+        raise UsageError(f"--to: {path.name!r}: LanceDB takes letters, digits, _, - and . in the name of a table")
     try:
         import lancedb  # noqa: F401
     except ImportError as exc:
@@ -57,7 +60,7 @@ class LanceSink:
         """:raises UsageError: what no table could hold as asked."""
         _refuse(spec)
         self._table, self._storage, self._spec = table, storage, spec
-        self._indexes = tuple(map(indexing.index_field, spec.index_field))
+        self._indexes = tuple((_called(name), kind) for name, kind in map(indexing.index_field, spec.index_field))
         self._plan: Plan | None = None
         self._schema: pa.Schema | None = None
 
@@ -210,17 +213,24 @@ def schema_of(plan: Plan, distance: str | None) -> pa.Schema:
     fields: list[pa.Field[Any]] = [pa.field("id", pa.int64() if plan.resolved["id_type"] == "int64" else pa.string())]
     if plan.chunked:
         fields += [pa.field(name, pa.int32()) for name in ("chunk", "char_start", "char_end")]
-    fields += [pa.field(name, _held(plan.schema.field(name).type)) for name in plan.keep]
+    fields += [pa.field(_called(name), _held(plan.schema.field(name).type)) for name in plan.keep]
     specs = [replace(o, similarity=distance or o.similarity) for o in plan.outputs]
     fields += [pa.field(o.name, reading.column_type(o)) for o in specs]
     fields += [pa.field("token_count", pa.int32())] if plan.spec["token_count"] else []
     fields += [pa.field("truncated", pa.bool_())] if plan.spec["truncated"] else []
     fields += [pa.field(POS, pa.int64()), pa.field(JOB, pa.string()), pa.field(HASH, pa.string())]
-    dotted = next((f.name for f in fields if "." in f.name), None)
-    if dotted is not None:
-        raise UsageError(f"column {dotted!r}: LanceDB takes no dot in a name", hint="a SELECT that renames it")
+    twice = sorted({f.name for f in fields if [g.name for g in fields].count(f.name) > 1})
+    if twice:
+        raise UsageError(
+            f"--keep: two columns would be called {twice[0]!r}: LanceDB takes no dot in a name, _ stands for it"
+        )
     manifest = {"job": plan.job, "recipe": plan.recipe, "outputs": [o.to_json() for o in specs]}
     return pa.schema(fields, metadata={MANIFEST: json.dumps({**manifest, "model": dict(plan.model)})})
+
+
+def _called(name: str) -> str:
+    """A column's name there, which may hold no dot."""
+    return name.replace(".", "_")
 
 
 def _held(kind: pa.DataType) -> pa.DataType:
@@ -236,7 +246,7 @@ def _table(output: WindowOutput, plan: Plan, row: np.ndarray, schema: pa.Schema 
     columns: dict[str, Any] = {"id": np.array(output.ids, dtype=np.int64) if whole else output.ids}
     columns |= {"chunk": output.chunk, "char_start": output.char_start, "char_end": output.char_end}
     columns |= {"token_count": output.token_count, "truncated": output.truncated}
-    columns |= {name: output.kept.column(name) for name in plan.keep}
+    columns |= {_called(name): output.kept.column(name) for name in plan.keep}
     columns |= {name: output_array(values) for name, values in output.outputs.items()}
     columns[POS] = stores.position_number(output.record.key, 0) + row
     columns[JOB] = pa.repeat(plan.job, len(output.ids))

@@ -123,7 +123,7 @@ def _nearest(
             asked = asked.distance_type(_metric(spec)).select([*columns, "_distance"]).limit(limit)
             asked = asked.where(where, prefilter=True) if where else asked
             rows: list[dict[str, Any]] = (asked.bypass_vector_index() if exact else asked).to_list()
-            return [{**row, "_score": _score(spec, row.pop("_distance"))} for row in rows]
+            return [{"_score": _score(spec, row.pop("_distance")), **row} for row in rows]
         except ValueError as exc:
             if where is None:
                 raise

@@ -137,6 +137,7 @@ class Link:
             self._connection = psycopg.connect(self.place.conninfo, autocommit=True)
             self._connection.execute("SET synchronous_commit = on")  # what the ledger says must survive a crash
             self._connection.execute("SET client_min_messages = error")
+            self._connection.execute("SET lock_timeout = '60s'")  # tried again, then told, rather than waited for
         return self._connection
 
     def _drop_broken(self) -> None:

@@ -17,7 +17,7 @@ from embedctl.outputs import Multivector, Values, take
 from embedctl.sinks.base import Hit
 from embedctl.sinks.keyed_search import Found as Record
 from embedctl.sinks.keyed_search import depth_of, fused
-from embedctl.sinks.parquet import output_array
+from embedctl.sinks.parts import output_array
 from embedctl.sinks.pgvector_decode import column_from, selected
 from embedctl.sinks.pgvector_link import Connection, Link
 from embedctl.sinks.pgvector_rows import stored_id

@@ -190,7 +190,7 @@ class QdrantSink:
             layout=layout,
             metadata=manifests.of(plan, self._storage),
             create=self._spec.create,
-            on_disk=self._spec.on_disk is not False,
+            on_disk=self._spec.on_disk,
             shards=self._spec.shards,
             threads=int(plan.resolved.get("threads") or 0),
         )

@@ -29,7 +29,7 @@ def config_of(making: Making) -> edge.EdgeConfig:
     dense = {n: _dense(v, making) for n, v in making.layout.items() if v.kind != "sparse"}
     idf = edge.Modifier.Idf
     sparse = {
-        n: edge.EdgeSparseVectorParams(modifier=idf if v.modifier else None)
+        n: edge.EdgeSparseVectorParams(modifier=idf if v.modifier else None, on_disk=making.on_disk is True)
         for n, v in making.layout.items()
         if v.kind == "sparse"
     }
@@ -45,7 +45,7 @@ def _dense(vector: Vector, making: Making) -> edge.EdgeVectorParams:
     return edge.EdgeVectorParams(
         size=vector.size,
         distance=getattr(edge.Distance, vector.distance),
-        on_disk=making.on_disk,
+        on_disk=making.on_disk is not False,
         datatype=getattr(edge.VectorStorageDatatype, vector.datatype.capitalize()),
         multivector_config=edge.MultiVectorConfig(edge.MultiVectorComparator.MaxSim) if many else None,
         hnsw_config=_hnsw(0, making.threads) if many else None,

@@ -41,12 +41,13 @@ Layout = Mapping[str, Vector]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Making:
-    """What a new collection gets. create: the user asked for it. metadata: what `Engine.metadata` shall say."""
+    """What a new collection gets. create: the user asked for it. metadata: what `Engine.metadata` shall say. on_disk:
+    of vectors; None: dense ones, while sparse ones, slow to search there, are in memory."""
 
     layout: Layout
     metadata: Mapping[str, str]
     create: bool
-    on_disk: bool
+    on_disk: bool | None
     shards: int | None
     threads: int
 

@@ -114,7 +114,7 @@ def creation_of(making: Making) -> dict[str, Any]:
     dense = {n: _vector_params(v, making) for n, v in making.layout.items() if v.kind != "sparse"}
     sparse = {
         n: models.SparseVectorParams(
-            index=models.SparseIndexParams(on_disk=making.on_disk),
+            index=models.SparseIndexParams(on_disk=making.on_disk is True),
             modifier=models.Modifier(v.modifier) if v.modifier else None,
         )
         for n, v in making.layout.items()
@@ -136,7 +136,7 @@ def _vector_params(vector: Vector, making: Making) -> models.VectorParams:
     return models.VectorParams(
         size=vector.size,
         distance=models.Distance(vector.distance),
-        on_disk=making.on_disk,
+        on_disk=making.on_disk is not False,
         datatype=models.Datatype(vector.datatype),
         multivector_config=max_sim if many else None,
         hnsw_config=models.HnswConfigDiff(m=0) if many else None,

@@ -30,7 +30,9 @@ def score_columns(
         rows, labels = np.nonzero(values >= np.float32(threshold))
         offsets = np.searchsorted(rows, np.arange(len(values) + 1)).astype(np.int32)
         return {
-            f"{prefix}labels": pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(labels))),
+            f"{prefix}labels": pa.ListArray.from_arrays(
+                pa.array(offsets, pa.int32()), names.take(pa.array(labels, pa.int64()))
+            ),
             spec.name: every,
         }
     best = values.argmax(axis=1) if len(values) else np.zeros(0, dtype=np.int64)

@@ -109,7 +109,7 @@ def resolve_schema(
     fields = _fields(known, names, texts, template, kept, where)
     fields |= {q: _template_field(known, names, q, "--query-column") for q in queries if q not in texts}
     if candidates is not None:
-        fields[candidates] = _field(known, names, candidates, "--candidates-column", None)
+        fields[candidates] = _list_field(known, names, candidates)
     if id_column is not None:
         fields[id_column] = _id_field(known, names, id_column)
     return ResolvedSchema(
@@ -248,6 +248,12 @@ def _template_field(
     if pa.types.is_nested(field.type):
         raise UsageError(f"{flag}: column {name!r} is {field.type}; it takes scalars only")
     return pa.field(name, pa.string()) if is_text_like(field.type) else field
+
+
+def _list_field(known: Sequence[FileSchema], names: Sequence[str], name: str) -> AnyField:
+    """JSON text where types come from a sample: lists further down may hold items of other kinds."""
+    field = _field(known, names, name, "--candidates-column", None)
+    return mark_json(pa.field(name, pa.string())) if all(s.sampled for s in known) else field
 
 
 def _id_field(known: Sequence[FileSchema], names: Sequence[str], name: str) -> AnyField:

@@ -17,6 +17,11 @@ Spans = Callable[[str], list[tuple[int, int]]]
 """A document's chunks as character spans."""
 
 
+def stretch(text: str, begin: int, end: int) -> str:
+    """What a span of a document's text is: that stretch of it."""
+    return text[begin:end]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedRules:
     """How texts become one encoder's batches. tokenize: may be the same as another encoder's, which then runs once.
@@ -41,7 +46,7 @@ class TextRules:
     chunk: Spans | None
     on_overlong: str
     overlong: Spans | None
-    piece: Callable[[str, int, int], str]
+    piece: Callable[[str, int, int], str] = stretch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,8 @@ a text that cannot be scored is told by `problem`, with the column and the candi
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +26,22 @@ ID_FIELDS = ("id", "_id", "docid", "doc_id", "pid")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """A column of lists. text, id: fields of its structs; both None where it lists texts."""
+    """A column of lists. text, id: fields of its structs; both None where it lists texts. is_json: it holds JSON text,
+    whose items may differ, so that fields are found item by item where they are not named."""
 
     column: str
     text: str | None = None
     id: str | None = None
+    is_json: bool = False
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether candidates have ids, or may have."""
+        return self.is_json or self.id is not None
+
+
+Listed = tuple[list[str | None] | None, list[str | None]]
+"""Texts and ids of a row's candidates: texts None where there is no list, ids [] where they have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +52,12 @@ class PairRule:
     passage: TextRule | Candidates
 
     def render(self, batch: pa.RecordBatch) -> list[str | None]:
-        """One joined text a row, nulls in it where cells are null; None for a row whose list of candidates is null."""
+        """One joined text a row, nulls in it where cells are null; None for a row without a list of candidates."""
         queries = self.query.render(batch)
         if isinstance(self.passage, TextRule):
             return [pairs.joined(both) for both in zip(queries, self.passage.render(batch), strict=True)]
         out: list[str | None] = []
-        lists = self._lists(batch, self.passage)
+        lists = _json_lists(batch, self.passage) if self.passage.is_json else _lists(batch, self.passage)
         for query, (texts, ids) in zip(queries, lists, strict=True):
             out.append(None if texts is None else pairs.joined([query, *texts], ids))
         return out
@@ -53,7 +66,7 @@ class PairRule:
         """Why the row cannot be scored, or None."""
         where = self.passage.column if isinstance(self.passage, Candidates) else _columns(self.passage)
         if text is None:
-            return f"{where}: the list of candidates is null"
+            return f"{where}: there is no list of candidates"
         query, *passages = pairs.parts(text)
         if not passages:
             return f"{where}: there are no candidates"
@@ -67,26 +80,59 @@ class PairRule:
                 return f"{place}: {found}"
         return None
 
-    def _lists(self, batch: pa.RecordBatch, of: Candidates) -> list[tuple[list[str | None] | None, list[str | None]]]:
-        """(texts, ids) of each row's candidates; texts None where the list is null, ids [] where they have none."""
-        column: Any = batch.column(batch.schema.get_field_index(of.column))
-        items: Any = pc.list_flatten(column)
-        counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-        ends = np.cumsum(counts)
-        texts = _field(items, of.text)
-        ids = _field(items, of.id) if of.id is not None else None
-        valid = pc.is_valid(column).to_pylist()
-        return [
-            (texts[e - n : e] if ok else None, [] if ids is None else ids[e - n : e])
-            for ok, n, e in zip(valid, counts.tolist(), ends.tolist(), strict=True)
-        ]
+
+def _lists(batch: pa.RecordBatch, of: Candidates) -> list[Listed]:
+    column: Any = batch.column(batch.schema.get_field_index(of.column))
+    items: Any = pc.list_flatten(column)
+    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    ends = np.cumsum(counts)
+    texts = _field(items, of.text)
+    ids = _field(items, of.id) if of.id is not None else None
+    valid = pc.is_valid(column).to_pylist()
+    return [
+        (texts[e - n : e] if ok else None, [] if ids is None else ids[e - n : e])
+        for ok, n, e in zip(valid, counts.tolist(), ends.tolist(), strict=True)
+    ]
 
 
-def candidates_of(column: str, kind: pa.DataType, *, text: str | None, id: str | None) -> Candidates:
-    """The column's texts and ids. `text` and `id` name fields of its structs; None finds them.
+def _json_lists(batch: pa.RecordBatch, of: Candidates) -> list[Listed]:
+    out: list[Listed] = []
+    for cell in batch.column(batch.schema.get_field_index(of.column)).to_pylist():
+        try:
+            items = json.loads(cell) if cell is not None else None
+        except ValueError:
+            items = None
+        if not isinstance(items, list):
+            out.append((None, []))
+            continue
+        out.append(
+            ([_part(i, of.text, TEXT_FIELDS) for i in items], [_part(i, of.id, ID_FIELDS, inner=True) for i in items])
+        )
+    return out
+
+
+def _part(item: Any, name: str | None, names: Sequence[str], *, inner: bool = False) -> str | None:
+    """A field of an item as text, by its name or the first known one; the item itself where it is no object (`inner`:
+    which then has none)."""
+    if isinstance(item, dict):
+        item = item.get(name if name is not None else next((n for n in names if n in item), ""))
+    elif inner:
+        return None
+    if item is None or isinstance(item, str):
+        return item
+    return str(item) if isinstance(item, (int, float)) and not isinstance(item, bool) else None
+
+
+def candidates_of(
+    column: str, kind: pa.DataType, *, text: str | None, id: str | None, is_json: bool = False
+) -> Candidates:
+    """The column's texts and ids. `text` and `id` name fields of its structs; None finds them. `is_json`: it holds JSON
+    text, in which every row can be of another kind.
 
     :raises UsageError: not a list of texts or structs, or its structs have no such field.
     """
+    if is_json:
+        return Candidates(column=column, text=text, id=id, is_json=True)
     inner: Any = getattr(kind, "value_type", None)
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
         raise UsageError(

@@ -123,6 +123,13 @@ def test_mistakes_come_before_the_first_job(here, jobfile, corpus):
     assert not (corpus / "good.out").exists()
 
 
+def test_a_job_file_given_as_a_config_names_the_command_it_is_for(here, jobfile):
+    jobfile(GOOD)
+    Path("job.toml").write_text(GOOD, encoding="utf-8")
+    done = here("embed", "good.parquet", "--config", "job.toml")
+    assert (done.returncode, done.stderr) == (2, "error: job.toml: unknown key 'job'\n  try: embedctl run job.toml\n")
+
+
 def test_no_job_file(here):
     assert here("run").stderr.startswith("error: no job file given\n  try: embedctl run job.toml")
 
@@ -265,7 +272,8 @@ def test_sync_is_silent_too_and_its_rehearsal_leaves_no_trace(here, corpus):
     assert (corpus / "s.out/.embedctl/history.json").read_bytes() == before
     assert not (corpus / "sync.prom").exists()
     (corpus / "job.toml").write_text(
-        'command = "sync"\ninputs = "ids.parquet"\nmodel = "fake"\nto = "s.out"\nmax-delete = "100%"\n', encoding="utf-8"
+        'command = "sync"\ninputs = "ids.parquet"\nmodel = "fake"\nto = "s.out"\nmax-delete = "100%"\n',
+        encoding="utf-8",
     )
     (told,) = json.loads(here("run", "job.toml", "--dry-run", "--json").stdout)["jobs"]
     assert (told["would"], told["changes"]["changed"]) == ("sync", 1)

@@ -31,7 +31,7 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
 
     def call(*args: str, code: int = 0) -> Any:
         capsys.readouterr()
-        got = main([*args, *(() if code else ("--json", "-q"))])
+        got = main([*args, *(() if code else ("--json",) if args[0] == "status" else ("--json", "-q"))])
         told = capsys.readouterr()
         assert got == code or (not code and got == 3), told.err or told.out
         return told.err if code else json.loads(told.out)

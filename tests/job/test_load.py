@@ -19,6 +19,13 @@ edge = pytest.importorskip("qdrant_edge")
 __all__ = ["cli", "corpus", "folder", "place"]
 
 EDGE = "qdrant-edge://./store"
+KILLS = [
+    pytest.param(
+        f"{point}:{which}", marks=[] if f"{point}:{which}" in ("after-part:2", "staged:1") else pytest.mark.slow
+    )
+    for which in (1, 2, 4)
+    for point in COMMIT_POINTS
+]
 BOOKS = {"read": 200, "written": 189, "unchanged": 0, "skipped": 0, "duplicates": 10, "dead": 1}
 
 
@@ -104,7 +111,7 @@ def test_what_cannot_be_carried_is_refused(cli, place, corpus, folder):
     assert "holds another job" in cli("load", "other", "--to", EDGE, code=6)
 
 
-@pytest.mark.parametrize("point", [*(f"{p}:3" for p in COMMIT_POINTS), "before-ledger:1"])
+@pytest.mark.parametrize("point", KILLS)
 def test_a_carrying_that_was_killed_goes_on(cli, folder, point):
     if run(["load", folder, "--to", EDGE], failpoint=point).returncode != -9:
         pytest.skip("not passed so often")
@@ -123,7 +130,7 @@ def table(count: int = 200) -> pa.Table:
     ]
     return pa.table(
         {
-            "doc": [f"d{i % IDS}" for i in range(count)],
+            "doc": [f"d{i if i < IDS else i - IDS + 20}" for i in range(count)],
             "emb": pa.array(vectors, pa.list_(pa.float64())),
             "w": pa.array(sparse, pa.struct([("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float64()))])),
             "late": pa.array(
@@ -171,7 +178,7 @@ def test_a_table_of_any_origin(cli):
     assert "loaded without a model" in cli("search", EDGE, "words", code=2)
 
 
-@pytest.mark.parametrize("point", [*(f"{p}:2" for p in COMMIT_POINTS), "staged:1", "after-ledger:1"])
+@pytest.mark.parametrize("point", KILLS)
 def test_a_load_that_was_killed_goes_on(cli, point):
     pq.write_table(table(), "f.parquet", row_group_size=50)
     if run([*FOREIGN, "--to", EDGE], failpoint=point).returncode != -9:

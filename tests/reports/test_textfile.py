@@ -77,6 +77,16 @@ def test_new_dead_letters_count_as_complete(tmp_path: Path):
     assert samples(path)["embedctl_last_success_timestamp_seconds", "docs"] == BEGAN.timestamp() + 2
 
 
+def test_a_run_that_stepped_aside_is_no_success(tmp_path: Path):
+    path = tmp_path / "embedctl.prom"
+    textfile.write(path, outcome())
+    good = samples(path)["embedctl_last_success_timestamp_seconds", "docs"]
+    later = datetime(2026, 12, 2, 3, 0, tzinfo=UTC)
+    textfile.write(path, outcome(began=later, status="skipped: locked", summary=summary(recipe="", rows=Rows())))
+    assert samples(path)["embedctl_last_success_timestamp_seconds", "docs"] == good
+    assert samples(path)["embedctl_last_run_exit_code", "docs"] == 0
+
+
 def test_jobs_share_a_file_even_at_once(tmp_path: Path):
     path = tmp_path / "embedctl.prom"
     path.write_text("foreign_metric 1\nbroken {", encoding="utf-8")

@@ -42,7 +42,7 @@ def test_the_column_at_fault_is_named() -> None:
 def test_the_candidate_at_fault_is_numbered() -> None:
     found = problems(rule(Candidates(column="c")), q=["a"] * 5, c=[["x"], None, [], ["x", None], ["x", "y", ""]])
     assert found == [
-        None, "c: the list of candidates is null", "c: there are no candidates", "c[1]: text is null",
+        None, "c: there is no list of candidates", "c: there are no candidates", "c[1]: text is null",
         "c[2]: text is empty",
     ]  # fmt: skip
 
@@ -55,6 +55,24 @@ def test_candidates_of_structs_keep_their_ids() -> None:
     assert [pairs.ids(texts[0] or ""), pairs.ids(texts[2] or "")] == [["5", None], ["7"]]
     sliced = rule(candidates_of("c", batch.schema.field("c").type, text=None, id=None)).render(batch.slice(2))
     assert sliced == texts[2:]
+
+
+def test_json_lists_may_hold_items_of_any_kind() -> None:
+    cells = [
+        '["x", 7]', None, "plain text", '{"text": "x"}', '[{"text": "x", "docid": 3}, {"body": "y", "id": "z9"}]',
+        '[{"title": "no text"}]', "[null]", '[["x"]]',
+    ]  # fmt: skip
+    texts = rule(Candidates(column="c", is_json=True)).render(
+        pa.RecordBatch.from_pydict({"q": ["a"] * len(cells), "c": cells})
+    )
+    assert [text and pairs.parts(text)[1:] for text in texts] == [
+        ["x", "7"], None, None, None, ["x", "y"], [None], [None], [None],
+    ]  # fmt: skip
+    assert pairs.ids(texts[4] or "") == ["3", "z9"]
+    found = rule(Candidates(column="c", is_json=True, text="title")).render(
+        pa.RecordBatch.from_pydict({"q": ["a"], "c": [cells[5]]})
+    )
+    assert pairs.parts(found[0] or "") == ["a", "no text"]
 
 
 STRUCT = pa.struct([("pid", pa.int64()), ("body", pa.string()), ("title", pa.string())])

@@ -134,7 +134,22 @@ class Index:
             [(name, asked)] = body.items()
             chosen = asked.get("filter", {"match_all": {}})
             return self.near(name, asked["vector"], source) if self._score(chosen, source) else None
+        if kind == "script_score":
+            return self._script(body, source)
         raise Refused(400, "parsing_exception", f"unknown query [{kind}]")
+
+    def _script(self, body: dict[str, Any], source: dict[str, Any]) -> float | None:
+        if self._score(body["query"], source) is None:
+            return None
+        script, params = body["script"], body["script"]["params"]
+        if self.opensearch:
+            assert (script["lang"], script["source"]) == ("knn", "knn_score")
+            score = self.near(params["field"], params["query_value"], source)
+            cosine = params["space_type"] == "cosinesimil"
+            return 2 * score if cosine and score is not None else score
+        name = re.fullmatch(r'.*(cosineSimilarity|dotProduct|l2norm|hamming)\(params\.q, "(.+?)"\).*', script["source"])
+        assert name, script
+        return self.near(name[2], params["q"], source)
 
     def _bool(self, body: dict[str, Any], source: dict[str, Any]) -> float | None:
         if body.keys() - {"must", "must_not", "filter", "should", "minimum_should_match"}:
@@ -156,7 +171,8 @@ class Index:
         a, b = np.array(vector, dtype=np.float64), np.array(source[name], dtype=np.float64)
         if _packed(one):
             bits = [np.unpackbits(np.array(v, np.int8).view(np.uint8)) for v in (vector, source[name])]
-            return float((bits[0] == bits[1]).mean())
+            apart = float((bits[0] != bits[1]).sum())
+            return 1 / (1 + apart) if self.opensearch else 1 - apart / len(bits[0])
         space = one.get("similarity") or one["method"]["space_type"]
         if space in ("cosine", "cosinesimil"):
             return float((1 + a @ b / np.linalg.norm(a) / np.linalg.norm(b)) / 2)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from embedctl.testing.resume import run
 
 ROWS, IDS, DIM = 600, 590, 16
 KILLS = [("before-part", 1), ("after-part", 2), ("before-ledger", 7), ("after-ledger", 8)]
@@ -42,3 +45,24 @@ def assert_whole(rows: list[Mapping[str, Any]]) -> None:
         i = int(row["id"][1:])
         assert (row["n"], row["lang"]) == (2**60 + i, [None, "en"][i % 2]), "the first position of an id must win"
         assert len(row["_hash"]) == 32
+
+
+def check_sync(source: Path, uri: str, rows_of: Callable[[], list[dict[str, Any]]]) -> None:
+    """Changed, moved, new and vanished rows, the sync killed once: what is there then is the corpus."""
+    rows: list[dict[str, Any]] = [{"id": f"r{i}", "text": f"hello {i}", "n": i} for i in range(200)]
+    load = [str(source), "--model", "fake:dim=16", "--keep", "n", "--window-rows", "32", "--to", uri, "--create"]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run(["embed", *load]).returncode == 0
+    before = {row["id"]: row["embedding"] for row in rows_of()}
+    rows[3] |= {"text": "changed"}
+    rows[70] |= {"n": -70}
+    rows = [*reversed(rows[:100]), *rows[103:], {"id": "new", "text": "new", "n": 7}]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run(["sync", *load], failpoint="after-part:1").returncode == -9
+    done = run(["sync", *load])
+    assert done.returncode == 0, done.stderr
+    after = {row["id"]: row for row in rows_of()}
+    assert len(after) == len(rows_of()) == len(rows)
+    assert {id: row["n"] for id, row in after.items()} == {row["id"]: row["n"] for row in rows}
+    assert {id for id, row in after.items() if row["embedding"] != before.get(id)} == {"r3", "new"}
+    assert run(["verify", uri]).returncode == 0

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("urllib3")
 pytest.importorskip("orjson")
 
 from embedctl.errors import SinkError, UsageError
-from embedctl.outputs import OutputSpec, Sparse
+from embedctl.outputs import OutputSpec
 from embedctl.records import WindowRecord
 from embedctl.sinks import elastic_bulk, stores
-from embedctl.sinks.base import Deletable, Scannable, Searchable
+from embedctl.sinks.base import Deletable
 from embedctl.sinks.elastic import open_elastic
 from embedctl.sinks.keyed import KeyedSink
 from embedctl.sinks.keyed_records import POS
@@ -36,9 +29,7 @@ from embedctl.testing.plans import hand_plan
 from embedctl.testing.sink_contract import KEPT, SinkContract, chunked, output, plan
 from tests.rig.elastic_front import ElasticFront
 
-ROWS, IDS = 700, 680
 MADE = JobSpec(create=True)
-STORES = pytest.mark.parametrize("opensearch", [False, True], ids=["elasticsearch", "opensearch"])
 
 
 @pytest.fixture(params=[False, True], ids=["elasticsearch", "opensearch"])
@@ -238,68 +229,6 @@ def test_an_index_taken_away_while_it_loads_is_noticed(sink: KeyedSink, rig: Ela
         sink.write(output(1))
 
 
-def test_several_outputs_are_searched_and_fused(sink: KeyedSink, rig: ElasticFront) -> None:
-    both = (OutputSpec(name="dense", kind="dense", dim=4), OutputSpec(name="sparse", kind="sparse", dim=30522))
-    made = hand_plan(schema=plan().schema, keep=KEPT.column_names, id_column="id", outputs=both)
-    sink.prepare(made)
-    dense = np.eye(4, dtype=np.float32)
-    sparse = Sparse(
-        offsets=np.array([0, 1, 2, 2, 4]), indices=np.array([7, 9, 7, 30521], np.uint32),
-        values=np.array([1, 2, 3, 0.1], np.float32),
-    )  # fmt: skip
-    hashes = np.array([[1, 2**64 - 1]] * 4, dtype=np.uint64)
-    sink.write(replace(output(0), outputs={"dense": dense, "sparse": sparse}, hashes=hashes))
-    sink.finish(made, [])
-    assert isinstance(sink, Searchable)
-    assert isinstance(sink, Scannable)
-    asked = Sparse(offsets=np.array([0, 1]), indices=np.array([7], np.uint32), values=np.array([2], np.float32))
-    [hits] = sink.search({"dense": dense[2:3]}, limit=2, where=None)
-    assert (hits[0].id, hits[0].chunk, hits[0].score) == ("0-2", None, pytest.approx(1.0))
-    assert hits[0].kept["meta"] == {"a": None, "b": []}
-    assert not {"dense", "sparse", "_job"} & hits[0].kept.keys()
-    [hits] = sink.search({"sparse": asked}, limit=9, where=None)
-    assert [(h.id, h.score) for h in hits] == [("0-3", pytest.approx(6)), ("0-0", pytest.approx(2))]
-    [hits] = sink.search({"dense": dense[:1], "sparse": asked}, limit=1, where=None)
-    assert hits[0].id == "0-0"
-    for where in ("flag:true", '{"term": {"flag": true}}'):
-        [hits] = sink.search({"dense": dense[2:3]}, limit=4, where=where)
-        assert {h.id for h in hits} == {"0-0", "0-3"}
-    for where in ("flag:", '{"term"', '{"trem": {}}'):
-        with pytest.raises(UsageError, match="--where"):
-            sink.search({"dense": dense[2:3]}, limit=4, where=where)
-    with pytest.raises(UsageError, match="no output 'late' there; it has: dense, sparse"):
-        sink.search({"late": dense}, limit=4, where=None)
-    assert [(o.name, o.kind) for o in sink.contents()] == [("dense", "dense"), ("sparse", "sparse")]
-    row = rows_of(sink)[3]
-    assert row["dense"] == [0, 0, 0, 1]
-    assert row["sparse"] == {"indices": [7, 30521], "values": [3, pytest.approx(0.1)]}
-    assert (row["big"], row["_hash"]) == (None, "0000000000000001ffffffffffffffff")
-
-
-@pytest.mark.parametrize("kind", ["float16", "int8", "binary", "ubinary"])
-def test_stored_types(sink: KeyedSink, rig: ElasticFront, kind: str) -> None:
-    dim = 16
-    made = hand_plan(id_column="id", outputs=[OutputSpec(name="embedding", kind="dense", dim=dim, vector_type=kind)])
-    sink.prepare(made)
-    floats = np.random.default_rng(1).standard_normal((4, dim), dtype=np.float32)
-    packed = np.packbits(floats > 0, axis=1)
-    stored = {
-        "float16": floats.astype(np.float16), "int8": (floats * 30).astype(np.int8), "ubinary": packed,
-        "binary": (packed ^ 0x80).view(np.int8),
-    }[kind]  # fmt: skip
-    sink.write(replace(output(0), kept=KEPT.select([]), outputs={"embedding": stored}))
-    [batch] = sink.scan()
-    found = np.stack(batch.column("embedding").to_numpy(zero_copy_only=False))
-    np.testing.assert_array_equal(found, packed if kind == "binary" else stored)
-    if kind == "int8":
-        with pytest.raises(UsageError, match="int8 vectors cannot be searched"):
-            sink.search({"embedding": floats}, limit=1, where=None)
-    else:
-        hits = sink.search({"embedding": floats}, limit=1, where=None)
-        assert [h[0].id for h in hits] == ["0-0", "0-1", "0-2", "0-3"]
-        assert all(h[0].score == pytest.approx(1, abs=1e-3) for h in hits)
-
-
 def test_ids_of_every_kind(sink: KeyedSink, rig: ElasticFront) -> None:
     ids = ["", "é" * 300, "a\u2028b\u0000", "18446744073709551616"]
     sink.prepare(hand_plan(id_column="id"))
@@ -377,102 +306,3 @@ def test_addresses_that_are_refused(tmp_path: Path) -> None:
         with pytest.raises(UsageError) as caught:
             open_elastic(target, LocalStorage(tmp_path), JobSpec())
         assert "secret" not in f"{caught.value}{caught.value.hint}"
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus") / "in"
-    folder.mkdir()
-    rows = [{"id": f"r{i % IDS}", "text": f"row {i} " + "word " * (i % 9), "n": 2**60 + i} for i in range(ROWS)]
-    pq.write_table(pa.Table.from_pylist(rows), folder / "c.parquet", row_group_size=150)
-    return folder
-
-
-def start(corpus: Path, rig: ElasticFront, folder: Path, *more: str, **environ: str) -> subprocess.Popen[str]:
-    small = ["--window-rows", "64", "--slice-bytes", "8192", "--model", "fake:dim=16", "--keep", "n", "--json"]
-    return subprocess.Popen(
-        [sys.executable, "-m", "embedctl", "embed", str(corpus), *small, "--to", rig.uri("docs"), "--create", *more],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={
-            **os.environ,
-            "XDG_STATE_HOME": str(folder),
-            "ELASTIC_TIMEOUT_S": "1",
-            "OPENSEARCH_TIMEOUT_S": "1",
-            **environ,
-        },
-    )
-
-
-def embed(corpus: Path, rig: ElasticFront, folder: Path, *more: str, **environ: str) -> tuple[int, dict, str]:
-    process = start(corpus, rig, folder, *more, **environ)
-    stdout, stderr = process.communicate(timeout=120)
-    return process.returncode, json.loads(stdout) if stdout else {}, stderr
-
-
-def assert_whole(rig: ElasticFront) -> None:
-    found = rig.sources("docs")
-    assert sorted(int(id[1:]) for id in found) == list(range(IDS))
-    assert all(s["n"] == 2**60 + int(id[1:]) for id, s in found.items()), "the first position must win"
-    assert rig.indexes["docs"].settings["number_of_replicas"] == "1"
-    assert "refresh_interval" not in rig.indexes["docs"].settings
-
-
-def test_a_whole_job_then_again(rig: ElasticFront, corpus: Path, tmp_path: Path) -> None:
-    code, told, stderr = embed(corpus, rig, tmp_path)
-    assert code == 0, stderr
-    assert told["units"] == IDS
-    assert_whole(rig)
-    assert embed(corpus, rig, tmp_path)[1]["status"] == "already done"
-
-
-def test_a_third_of_the_requests_fail(corpus: Path, tmp_path: Path) -> None:
-    rig = ElasticFront()
-    rig.share = 0.3
-    code, _, stderr = embed(corpus, rig, tmp_path)
-    assert code == 0, stderr
-    assert sum(n for kind, n in rig.seen.items() if kind != "fine") >= 3
-    assert_whole(rig)
-    rig.stop()
-
-
-@pytest.mark.parametrize("point", ["before-part:2", "after-part:3"])
-def test_killed_and_run_again(corpus: Path, tmp_path: Path, point: str) -> None:
-    rig = ElasticFront()
-    assert embed(corpus, rig, tmp_path, EMBEDCTL_FAILPOINT=point)[0] == -9
-    code, _, stderr = embed(corpus, rig, tmp_path)
-    assert code == 0, stderr
-    assert_whole(rig)
-    rig.stop()
-
-
-@pytest.mark.slow
-@STORES
-@pytest.mark.parametrize("point", ["before-part", "after-part", "before-ledger", "after-ledger"])
-@pytest.mark.parametrize("which", [1, 6])
-def test_killed_at_every_commit_boundary(
-    corpus: Path, tmp_path: Path, opensearch: bool, point: str, which: int
-) -> None:
-    rig = ElasticFront(opensearch=opensearch)
-    assert embed(corpus, rig, tmp_path, EMBEDCTL_FAILPOINT=f"{point}:{which}")[0] == -9
-    code, _, stderr = embed(corpus, rig, tmp_path)
-    assert code == 0, stderr
-    assert_whole(rig)
-    rig.stop()
-
-
-def test_the_server_restarts_mid_load(corpus: Path, tmp_path: Path) -> None:
-    rig = ElasticFront()
-    process = start(corpus, rig, tmp_path, "--max-points-per-s", "600")
-    deadline = time.monotonic() + 60
-    while "docs" not in rig.indexes or len(rig.indexes["docs"].documents) < 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    rig.stop()
-    time.sleep(0.5)
-    rig.start()
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 0, stderr
-    assert_whole(rig)
-    rig.stop()

@@ -18,7 +18,7 @@ from embedctl.errors import UsageError
 from embedctl.outputs import OutputSpec, take
 from embedctl.records import WindowRecord
 from embedctl.sinks.lancedb import LanceSink, _of_window, open_lancedb
-from embedctl.sinks.parquet import output_array
+from embedctl.sinks.parts import output_array
 from embedctl.spec import JobSpec
 from embedctl.storage import LocalStorage
 from embedctl.testing.resume import run, run_and_kill
@@ -143,6 +143,20 @@ def test_refusals(corpus: Path, uri: str, tmp_path: Path) -> None:
         assert (refused.returncode, words in refused.stderr) == (2, True), refused.stderr
     lancedb.connect(str(tmp_path / "db")).create_table("docs", data=[{"id": "a", "vector": [1.0, 2.0]}])
     assert "column embedding" in run(embed(corpus, uri)).stderr
+
+
+def test_a_sync_killed_and_run_again(tmp_path: Path, uri: str) -> None:
+    duplicated.check_sync(tmp_path / "c.jsonl", uri, lambda: rows_of(uri))
+
+
+def test_odd_names(tmp_path: Path, uri: str) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps({"id": f"{i}", "text": f"t {i}", "m": {"a b": i}}) + "\n" for i in range(9)))
+    load = ["embed", str(source), "--model", "fake:dim=16", "--keep", "m.a b"]
+    done = run([*load, "--to", uri, "--index-field", "m.a b:integer"])
+    assert done.returncode == 0, done.stderr
+    assert {row["m_a b"] for row in rows_of(uri)} == set(range(9))
+    assert "takes letters, digits" in run([*load, "--to", f"{uri} x"]).stderr
 
 
 def outputs() -> tuple[OutputSpec, ...]:

@@ -238,3 +238,26 @@ def test_swap_alias(corpus: Path, server: postgres.Postgres, table: str) -> None
         done = run(embed(corpus, uri, "--swap-alias", table))
         assert done.returncode == 0, done.stderr
         assert_whole(rows_of(server, table))
+
+
+def test_a_sync_killed_and_run_again(server: postgres.Postgres, table: str, tmp_path: Path) -> None:
+    duplicated.check_sync(tmp_path / "c.jsonl", server.uri(table), lambda: rows_of(server, table))
+
+
+def test_connections_that_are_cut(corpus: Path, server: postgres.Postgres, table: str) -> None:
+    """Every now and then an administrator ends them all; every row is there once."""
+    load = subprocess.Popen(
+        [sys.executable, "-m", "embedctl", *embed(corpus, server.uri(table), "--create", "--max-points-per-s", "300")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    cuts = 0
+    while load.poll() is None:
+        time.sleep(0.2)
+        found = server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'embedctl'")
+        cuts += len(found) if _count(server, table) and cuts < 6 else 0
+        if cuts >= 6:
+            break
+    _, err = load.communicate(timeout=120)
+    assert load.returncode == 0, err
+    assert cuts >= 4
+    assert_whole(rows_of(server, table))

@@ -18,7 +18,7 @@ psycopg = pytest.importorskip("psycopg")
 
 from embedctl.errors import SinkError, UsageError
 from embedctl.outputs import OutputSpec, take
-from embedctl.sinks.parquet import output_array
+from embedctl.sinks.parts import output_array
 from embedctl.sinks.pgvector import PgvectorSink, open_pgvector
 from embedctl.sinks.pgvector_decode import column_from, selected
 from embedctl.sinks.pgvector_rows import stored_id

@@ -198,6 +198,17 @@ def test_rows_are_taken_out_by_id(there: Place) -> None:
     assert held(sink).keys() == set(IDS) - {"r3", "r5", "r59"}
 
 
+def test_units_are_told_without_their_vectors(there: Place) -> None:
+    units = pa.Table.from_batches(loaded(there).units_there())
+    assert units.schema == pa.schema(
+        [("id", pa.string()), ("chunk", pa.int32()), ("_pos", pa.int64()), ("_hash", pa.string())]
+    )
+    units = units.sort_by("_pos")
+    assert units["id"].to_pylist() == IDS
+    assert units["_hash"][1].as_py() == f"{2:016x}{3:016x}"
+    assert units["chunk"].null_count == COUNT
+
+
 def test_what_is_remembered_stays(there: Place) -> None:
     sink = loaded(there)
     assert sink.remembered() is None

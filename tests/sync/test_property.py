@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -19,15 +20,32 @@ NIGHTS = st.lists(
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 1 << 30), nights=NIGHTS)
 def test_any_nights_leave_what_a_fresh_run_gives(
+    kind: str, seed: int, nights: list[tuple[list[str], int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    live_through(kind, seed, nights, tmp_path_factory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 1 << 30), nights=NIGHTS)
+def test_many_more_nights(
+    kind: str, seed: int, nights: list[tuple[list[str], int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    live_through(kind, seed, nights, tmp_path_factory)
+
+
+def live_through(
     kind: str, seed: int, nights: list[tuple[list[str], int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     here = tmp_path_factory.mktemp("nights")
     world = World(here / "corpus", random.Random(seed), kind)
     world.split([world.row() for _ in range(world.chance.randint(1, 40))], world.chance.randint(1, 5))
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _handle: None)  # what is killed here is a process, not a machine
         spec = spec_of(world, here / "out")
         job.sync(spec, Silent())
         for edits, kill in nights:

@@ -89,7 +89,7 @@ def test_surplus_chunks_go(world: World, to: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", [1, 3])
 def test_nights_with_kills(world: World, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     run(world, to)()
-    for kill in range(first, 40, 6):
+    for kill in range(first, 40, 12):
         for edit in ("change", "add", "delete", "payload", "twice", "null", "shuffle"):
             world.edit(edit)
         killed_at(monkeypatch, kill, run(world, to))

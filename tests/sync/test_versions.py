@@ -95,7 +95,7 @@ def test_small_parts_are_merged_without_the_encoder(tmp_path: Path, monkeypatch:
 def test_killed_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     world, out = world_of(tmp_path, 30), tmp_path / "out"
     nights(world, out, 2)
-    for kill in range(1, 30, 3):
+    for kill in range(1, 30, 5):
         world.edit("change")
         job.sync(spec_of(world, out), Silent())
         wanted = rows_in(out)
