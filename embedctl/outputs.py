@@ -95,7 +95,8 @@ def dense(outputs: Outputs) -> np.ndarray:
 def take(values: Values, rows: np.ndarray) -> Values:
     """Values `rows` (int64) in this order."""
     if isinstance(values, np.ndarray):
-        return values[rows]
+        chosen: np.ndarray = values[rows]
+        return chosen
     offsets, flat = _gathered(values.offsets, rows)
     if isinstance(values, Sparse):
         return Sparse(offsets=offsets, indices=values.indices[flat], values=values.values[flat])
@@ -144,16 +145,14 @@ def blank(kind: OutputKind, dim: int) -> Values:
 def not_finite(values: Values) -> np.ndarray:
     """bool (n,): values with NaN or Inf in them."""
     if isinstance(values, np.ndarray):
-        found: np.ndarray = ~np.isfinite(values).all(axis=1)
-        return found
+        return np.logical_not(np.isfinite(values).all(axis=1))
     return _any_of(values.offsets, ~np.isfinite(_numbers(values)))
 
 
 def all_zero(values: Values) -> np.ndarray:
     """bool (n,): values without one number that is not zero."""
     if isinstance(values, np.ndarray):
-        found: np.ndarray = ~values.any(axis=1)
-        return found
+        return np.logical_not(values.any(axis=1))
     return ~_any_of(values.offsets, _numbers(values) != 0)
 
 

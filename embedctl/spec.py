@@ -1,24 +1,18 @@
-"""`JobSpec`: everything a user can ask of a job, from flags, environment and TOML, validated once.
+"""`JobSpec`: everything a user can ask of a job, validated once.
 
-Precedence: flag, then `EMBEDCTL_<NAME>`, then the TOML file, then the default. Unknown keys and bad values are
-errors that name the nearest known key and what is allowed. None means "decide for me"; the plan holds the decision.
+Bad values are errors that name the flag and what is allowed. None means "decide for me"; the plan holds the decision.
 """
 
 from __future__ import annotations
 
 import difflib
-import os
 import re
-import tomllib
-import types
-import typing
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, Literal
 
 from embedctl.errors import UsageError
 from embedctl.spec_scoring import check_scoring
+from embedctl.units import parse_duration
 
 Kind = Literal["rows", "recipe", "tuning", "policy", "run"]
 """rows and recipe: fixed by the plan, part of what the numbers are. tuning: fixed by the plan, resolved by it.
@@ -190,8 +184,8 @@ def _jsonable(value: Any) -> Any:
 def _check_numbers(spec: JobSpec) -> None:
     at_least = {
         "limit": 1, "overlap": 0, "max_length": 1, "dim": 1, "batch_tokens": 1, "threads": 1, "memory": 1 << 20,
-        "window_rows": 1, "window_bytes": 1, "slice_bytes": 1, "num_shards": 1, "shard_index": 0, "workers": 1, "shards": 1,
-        "max_points_per_s": 1, "keep_old": 0, "min_rows": 1, "sparse_top_k": 1,
+        "window_rows": 1, "window_bytes": 1, "slice_bytes": 1, "num_shards": 1, "shard_index": 0, "workers": 1,
+        "shards": 1, "max_points_per_s": 1, "keep_old": 0, "min_rows": 1, "sparse_top_k": 1,
         "top_k": 1, "sparse_threshold": 0, "pool_factor": 1, "keep_versions": 1,
     }  # fmt: skip
     for name, low in at_least.items():
@@ -266,133 +260,3 @@ def _check_models(spec: JobSpec) -> None:
 def _named(text: str) -> tuple[str | None, str]:
     match = re.fullmatch(r"([A-Za-z][A-Za-z0-9_-]*)=(.+)", text)
     return (match[1], match[2]) if match else (None, text)
-
-
-def resolve(
-    flags: Mapping[str, Any],
-    *,
-    config: Path | None = None,
-    base: Mapping[str, Any] | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> JobSpec:
-    """One spec from flags (None: not given), `EMBEDCTL_*` variables and a TOML file, in this order of strength.
-
-    :param base: what stands under all of them, as `from_table` gives it.
-    :raises UsageError: unknown key (the nearest is named), wrong type, value out of range.
-    """
-    known = {f.name for f in fields(JobSpec)}
-    merged: dict[str, Any] = dict(base or {})
-    if config is not None:
-        merged |= from_table(_read_toml(config), str(config))
-    for key, text in (os.environ if environ is None else environ).items():
-        name = key.removeprefix("EMBEDCTL_").lower()
-        if key.startswith("EMBEDCTL_") and name in known:
-            merged[name] = _coerce(name, text, key)
-    merged |= {k: _coerce(k, v, flag(k)) for k, v in flags.items() if v is not None}
-    return JobSpec(**merged)
-
-
-def from_table(table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Fields of a `JobSpec` from the keys of a TOML table, dashed or not, each in its own type.
-
-    :raises UsageError: unknown key (the nearest is named), wrong type; `where` says in which file and table.
-    """
-    known, out = {f.name for f in fields(JobSpec)}, {}
-    for key, value in table.items():
-        name = key.replace("-", "_")
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"embedctl run {where}" if name == "job" else f"did you mean {near[0]!r}?" if near else None
-            raise UsageError(f"{where}: unknown key {key!r}", hint=hint)
-        out[name] = _coerce(name, value, f"{where}: {name}")
-    return out
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise UsageError(f"--config: cannot read {path}: {exc.strerror}") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise UsageError(f"--config: {path} is not valid TOML: {exc}") from exc
-
-
-_SIZE = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
-
-
-def parse_size(text: str) -> int:
-    """`8GiB`, `500MB`, `1024` to bytes. :raises ValueError: not a size."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text, re.IGNORECASE)
-    if not match:
-        raise ValueError(f"{text!r} is not a size like 8GiB")
-    return int(float(match[1]) * _SIZE.get((match[2] or "").lower(), 1))
-
-
-_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def parse_duration(text: str) -> float:
-    """`4h`, `90m`, `1h30m`, `45s` to seconds. :raises UsageError: not a duration."""
-    if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
-        raise UsageError(f"--time-limit: {text!r} is not a duration", hint="--time-limit 4h  or  --time-limit 1h30m")
-    return sum(float(n) * _UNIT_S[unit] for n, unit in re.findall(r"(\d+(?:\.\d+)?)([smhd])", text))
-
-
-def parse_share(text: str) -> float:
-    """`1%` or `0.01` to 0.01. :raises ValueError: not a number."""
-    return float(text[:-1]) / 100 if text.endswith("%") else float(text)
-
-
-_BYTES = {"memory", "window_bytes", "slice_bytes"}
-
-
-def _coerce(name: str, value: Any, where: str) -> Any:
-    """Bring a flag's, variable's or TOML value to the field's type, or say what was expected."""
-    want = _field_type(name)
-    try:
-        if name == "model":
-            return (value,) if isinstance(value, str) else tuple(map(str, value))
-        if want is tuple:
-            items = value.split(",") if isinstance(value, str) else list(value)
-            return tuple(
-                s for item in items for s in (str(item).split(",") if name in ("keep", "output") else [str(item)]) if s
-            )
-        if name == "sample":
-            return parse_share(str(value))
-        if name in _BYTES:
-            return parse_size(str(value))
-        if want is bool:
-            return _as_bool(value)
-        if want is float and isinstance(value, (str, int, float)) and not isinstance(value, bool):
-            return float(value)
-        if want is int and isinstance(value, (str, int)) and not isinstance(value, bool):
-            return int(value)
-        if want is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
-            return str(value)
-    except (ValueError, TypeError, OverflowError):
-        pass
-    raise UsageError(f"{where}: {value!r} is not {_wanted(name, want)}")
-
-
-def _wanted(name: str, want: type) -> str:
-    if name in _BYTES:
-        return "a size like 8GiB"
-    if name == "sample":
-        return "a share like 1% or 0.01"
-    return {int: "a whole number", float: "a number", bool: "yes or no", tuple: "a list"}.get(want, "text")
-
-
-def _as_bool(value: Any) -> bool:
-    text = str(value).lower()
-    if text in ("1", "true", "yes", "on"):
-        return True
-    if text in ("0", "false", "no", "off"):
-        return False
-    raise ValueError(text)
-
-
-def _field_type(name: str) -> type:
-    hint = typing.get_type_hints(JobSpec)[name]
-    if isinstance(hint, types.UnionType):
-        hint = next(a for a in typing.get_args(hint) if a is not type(None))
-    return tuple if typing.get_origin(hint) is tuple else hint

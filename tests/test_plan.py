@@ -13,58 +13,69 @@ import pytest
 from embedctl import plan as plans
 from embedctl.errors import PlanMismatch
 from embedctl.outputs import OutputSpec
-from embedctl.plan import Pass, Plan, check, contradictions, job_of, load, publish, recipe_of
+from embedctl.plan import Pass, Plan, check, contradictions, load, publish
+from embedctl.recipe import job_of, recipe_of
 from embedctl.records import Segment, Slice
 from embedctl.spec import JobSpec, flag
 from embedctl.storage import LocalStorage
 from embedctl.testing.plans import hand_plan
 
-BASE: dict[str, Any] = {"chunk": "tokens:400"}
 OTHER: dict[str, Any] = {
-    "format": "csv", "text_column": "b", "text_template": "{a}", "id_column": "id", "keep": ("a", "b"),
-    "where": "a > 1", "limit": 5, "sample": 0.5, "on_duplicate": "fail", "chunk": "sentence:400", "overlap": 3,
-    "chunk_pool": "mean", "model": ("other",), "revision": "v2", "prompt_name": "query", "prompt": "q: ",
-    "pooling": "cls", "max_length": 17, "dim": 32, "dtype": "float32", "on_overlong": "chunk",
-    "trust_remote_code": True, "allow_pickle": True, "output": ("sparse",), "vector_type": "int8", "token_count": True, "truncated": True,
-    "device": "cuda:1", "attention": "sdpa", "batch_tokens": 77, "threads": 7, "memory": 1 << 30, "compile": True,
-    "window_rows": 7, "window_bytes": 7, "slice_bytes": 7,
+    "format": "csv", "keep": ("a", "b"), "where": "a > 1", "sample": 0.5, "chunk": "sentence:400",
+    "model": ("other",), "output": ("sparse",), "device": "cuda:1", "memory": 1 << 30, "threshold": 0.25,
+    "max_dead": "1%", "max_delete": "7", "time_limit": "4h", "notify_url": "http://x",
 }  # fmt: skip
-"""Another valid value of every field that a plan holds."""
+"""Another valid value of a field, where its type alone does not give one."""
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "task": {}, "activation": {"task": "rerank"}, "query_column": {"task": "rerank"},
+    "query_template": {"task": "rerank"}, "candidates_column": {"task": "rerank"},
+    **{key: {"task": "rerank", "candidates_column": "c"} for key in ("candidate_text", "candidate_id", "top_k")},
+    "shard_index": {"num_shards": 2},
+}  # fmt: skip
+"""What a spec must hold for a field to mean anything; for all others, chunks."""
 
 PLANNED = [f.name for f in fields(JobSpec) if f.metadata["kind"] in ("rows", "recipe", "tuning")]
 TUNING = [f.name for f in fields(JobSpec) if f.metadata["kind"] == "tuning"]
 
 
-def test_every_planned_field_is_tried_here() -> None:
-    assert list(OTHER) == PLANNED
+def changed(name: str) -> Any:
+    """Another valid value of any field."""
+    field = next(f for f in fields(JobSpec) if f.name == name)
+    choices = [c for c in field.metadata["choices"] if c != field.default]
+    if name in OTHER or choices:
+        return OTHER.get(name, choices[0] if choices else None)
+    numbers = {"int": (field.default or 0) + 1, "float": 2.5} if "tuple" not in field.type else {}
+    of_type: dict[str, Any] = {"tuple": ("x",), "bool": field.default is not True, **numbers, "str": "x"}
+    return next(value for kind, value in of_type.items() if kind in field.type)
 
 
-def base(**changes: Any) -> JobSpec:
-    return JobSpec(**{**BASE, **changes})
+def base(_for: str = "", **changes: Any) -> JobSpec:
+    return JobSpec(**{**NEEDED.get(_for, {"chunk": "tokens:400"}), **changes})
 
 
 @pytest.mark.parametrize("name", PLANNED)
 def test_a_field_asked_for_otherwise_is_named(name: str) -> None:
-    found = contradictions(hand_plan(base()), base(**{name: OTHER[name]}))
+    found = contradictions(hand_plan(base(name)), base(name, **{name: changed(name)}))
     assert [line.partition(":")[0] for line in found] == ([] if name in ("device", "memory") else [flag(name)])
 
 
 @pytest.mark.parametrize("name", PLANNED)
 def test_a_field_left_out_on_a_resume(name: str) -> None:
     """What makes rows and numbers must be asked for again; tuning is remembered."""
-    found = contradictions(hand_plan(base(**{name: OTHER[name]})), base())
+    found = contradictions(hand_plan(base(name, **{name: changed(name)})), base(name))
     assert [line.partition(":")[0] for line in found] == ([] if name in TUNING else [flag(name)])
 
 
 @pytest.mark.parametrize("name", PLANNED)
 def test_a_field_asked_for_again_is_no_contradiction(name: str) -> None:
-    spec = base(**{name: OTHER[name]})
+    spec = base(name, **{name: changed(name)})
     assert contradictions(hand_plan(spec), spec) == []
 
 
 @pytest.mark.parametrize("name", ["threads", "batch_tokens", "compile"])
 def test_tuning_may_be_asked_for_as_it_was_resolved(name: str) -> None:
-    resolved = {name: OTHER[name]}
+    resolved = {name: changed(name)}
     assert contradictions(hand_plan(base(), resolved=resolved), base(**resolved)) == []
     assert len(contradictions(hand_plan(base(), resolved={name: 1234}), base(**resolved))) == 1
 
@@ -182,23 +193,9 @@ def test_a_damaged_plan_is_named(content: bytes, tmp_path: Path) -> None:
         load(LocalStorage(tmp_path))
 
 
-def changed(field: Any) -> Any:
-    """Another valid value of any field."""
-    if field.name in OTHER:
-        return OTHER[field.name]
-    choices = [c for c in field.metadata["choices"] if c != field.default]
-    if choices:
-        return choices[0]
-    if "int" in field.type:
-        return (field.default or 0) + 1
-    of_type = {"tuple": ("x",), "bool": not field.default, "str": "http://x" if "url" in field.name else "1%"}
-    return next(value for name, value in of_type.items() if name in field.type)
-
-
 @pytest.mark.parametrize("field", fields(JobSpec), ids=lambda f: f.name)
 def test_recipe_and_job_change_exactly_with_what_they_are_made_of(field: Any) -> None:
-    shards = {"num_shards": 2} if field.name == "shard_index" else {}
-    before, after = base(**shards), base(**shards, **{field.name: changed(field)})
+    before, after = base(field.name), base(field.name, **{field.name: changed(field.name)})
     kind = field.metadata["kind"]
     recipes = [recipe_of(spec, ["text"], one_pass()) for spec in (before, after)]
     # The weights say which model it is, and what was resolved counts, not how it was asked for.

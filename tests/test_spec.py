@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedctl.errors import UsageError
-from embedctl.spec import JobSpec, flag, parse_share, parse_size, resolve
+from embedctl.settings import resolve
+from embedctl.spec import JobSpec, flag
+from embedctl.units import parse_share, parse_size
 
 
 def test_flag_beats_variable_beats_file_beats_default(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The options of a job: one row per `JobSpec` field, so that flags, `EMBEDCTL_*` variables, TOML keys and help agree.
 
-Every option is None when not given; values travel as text and `spec.resolve` brings them to their types, so a bad
+Every option is None when not given; values travel as text and `settings.resolve` brings them to their types, so a bad
 value reads the same from a flag, a variable or a file.
 """
 
@@ -17,7 +17,8 @@ from typing import Annotated, Any, Optional
 import typer
 
 from embedctl.errors import UsageError
-from embedctl.spec import JobSpec, flag, resolve
+from embedctl.settings import resolve
+from embedctl.spec import JobSpec, flag
 
 ROWS = "Rows and text"
 MODEL = "Model"

@@ -11,7 +11,8 @@ import typer
 from embedctl.cli.conduct import Task, conduct
 from embedctl.cli.options import REPORT_OPTIONS, Json, Quiet, job_options, overrides
 from embedctl.cli.status import Destination
-from embedctl.spec import JobSpec, resolve
+from embedctl.settings import resolve
+from embedctl.spec import JobSpec
 
 EPILOG = """[bold]Examples[/bold]
 embedctl retry corpus.embeddings

@@ -13,12 +13,12 @@ from typing import Any
 from torch import nn
 
 from embedctl.encoders.masked_lm import MaskedLoader
-from embedctl.encoders.tail import Head, Heads, LateHead, SpladeHead, Tail, TokenWeightsHead
+from embedctl.encoders.tail import AutoEncoderHead, Head, Heads, LateHead, SpladeHead, Tail, TokenWeightsHead
 from embedctl.encoders.weights import load_transformer
 from embedctl.errors import ModelError
 from embedctl.heads.sparse import NO_PRUNING, Pruning
 from embedctl.models.folder import ModelFolder
-from embedctl.models.modules import Expansion, Splade, TokenPooling, TokenWeights
+from embedctl.models.modules import AutoEncoder, Expansion, Splade, TokenPooling, TokenWeights
 from embedctl.outputs import OutputKind
 
 ModelLoader = Callable[..., nn.Module]
@@ -55,6 +55,11 @@ def open_heads(
         elif isinstance(folder.sparse, Splade):
             loader = masked = MaskedLoader(compile=wanted.compile)
             heads[kind] = SpladeHead(masked.heads, folder.sparse, wanted.pruning)
+        elif isinstance(folder.sparse, AutoEncoder):
+            heads[kind] = AutoEncoderHead(
+                _dense(folder, wanted, device), folder.sparse, wanted.pruning, device=device,
+                allow_pickle=folder.allow_pickle,
+            )  # fmt: skip
         else:
             heads[kind] = _token_weights(folder, wanted, device)
     return heads, loader

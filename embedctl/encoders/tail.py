@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from embedctl.encoders.masked_lm import Vocabulary
 from embedctl.encoders.weights import load_tensors
@@ -20,10 +20,11 @@ from embedctl.errors import ModelError
 from embedctl.heads.late_interaction import merged, offsets_of, token_vectors
 from embedctl.heads.pooling import pool
 from embedctl.heads.projection import DenseLayer, NormLayer, normalize
-from embedctl.heads.sparse import Pruning, greatest_of_each
+from embedctl.heads.sparse import Pruning, greatest_of_each, sparsify
 from embedctl.heads.splade import splade
 from embedctl.models.folder import ModelFolder
 from embedctl.models.modules import (
+    AutoEncoder,
     Dense,
     Late,
     LayerNorm,
@@ -141,6 +142,36 @@ class TokenWeightsHead:
         ids = tokens.batch.input_ids_T
         weights = np.where(np.isin(ids, self._special), np.float32(0), weights)
         return greatest_of_each(ids, weights, tokens.batch.cu_seqlens, self._pruning)
+
+
+class AutoEncoderHead:
+    """CSR: features of the pooled vector."""
+
+    def __init__(self, tail: Tail, settings: AutoEncoder, pruning: Pruning, *, device: str, allow_pickle: bool) -> None:
+        """:raises ModelError: weights are missing or of another shape."""
+        self.dim = settings.vocabulary
+        self._tail, self._normalize = tail, settings.normalize
+        self._pruning = Pruning(top_k=pruning.top_k or settings.top_k, threshold=pruning.threshold)
+        weights = load_tensors(settings.path, allow_pickle=allow_pickle)
+        if "decoder.linear.weight" in weights:  # one matrix under two names, of which a file keeps either
+            weights.setdefault("encoder.weight", weights["decoder.linear.weight"])
+        shapes = {
+            "pre_bias": (settings.width,),
+            "encoder.weight": (self.dim, settings.width),
+            "latent_bias": (self.dim,),
+        }
+        for name, shape in shapes.items():
+            if name not in weights or tuple(weights[name].shape) != shape:
+                raise ModelError(f"{settings.path}: {name} is missing or not of shape {shape}")
+        self._before, self._weight, self._after = (weights[name].to(device) for name in shapes)
+
+    def __call__(self, hidden_TE: Tensor, tokens: Tokens) -> Sparse:
+        """See `Head`."""
+        x_NE = self._tail.vectors(hidden_TE, tokens.cu_seqlens)
+        if self._normalize:
+            x_NE = x_NE - x_NE.mean(dim=-1, keepdim=True)
+            x_NE = x_NE / (x_NE.std(dim=-1, keepdim=True) + 1e-5)
+        return sparsify(nn.functional.linear(x_NE - self._before, self._weight, self._after), self._pruning)
 
 
 class LateHead:

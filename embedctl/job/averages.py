@@ -13,7 +13,8 @@ from embedctl.errors import UsageError
 from embedctl.job import wiring
 from embedctl.models.folder import ModelFolder
 from embedctl.models.lexical import AUTO, Lexical, parse
-from embedctl.plan import Pass, Plan, job_of, recipe_of
+from embedctl.plan import Pass, Plan
+from embedctl.recipe import job_of, recipe_of
 from embedctl.spec import JobSpec
 from embedctl.stages.windows import WindowReader
 

@@ -24,7 +24,8 @@ from typing import Any
 from embedctl.errors import UsageError
 from embedctl.job.commands import SCORING, SCORING_KEYS
 from embedctl.job.destination import default_destination
-from embedctl.spec import JobSpec, from_table, resolve
+from embedctl.settings import from_table, resolve
+from embedctl.spec import JobSpec
 
 COMMAND = "embed"
 """What a job does when it does not say."""

@@ -241,6 +241,6 @@ def _rows_of(look: Look) -> Rows:
 
 def told(destination: str, plan: Plan, rows: Rows, details: dict[str, Any], seconds: float) -> Summary:
     return Summary(
-        status="dry run: nothing was changed", exit_code=EXIT_OK, destination=destination, recipe=plan.recipe, rows=rows,
-        units=0, tokens=0, truncated=0, padding=0.0, seconds={"total": seconds}, details=details,
+        status="dry run: nothing was changed", exit_code=EXIT_OK, destination=destination, recipe=plan.recipe,
+        rows=rows, units=0, tokens=0, truncated=0, padding=0.0, seconds={"total": seconds}, details=details,
     )  # fmt: skip

@@ -17,7 +17,8 @@ from embedctl.job.averages import counted
 from embedctl.job.passes import check_names, open_models, passes_of
 from embedctl.models.folder import ModelFolder
 from embedctl.outputs import dense
-from embedctl.plan import Pass, Plan, job_of, recipe_of
+from embedctl.plan import Pass, Plan
+from embedctl.recipe import job_of, recipe_of
 from embedctl.records import Segment, Slice, SourceFile
 from embedctl.sources.files import STDIN, snapshot
 from embedctl.sources.roles import is_number_id

@@ -77,7 +77,8 @@ def _of_store(found: Destination, listener: Listener) -> dict[str, Any]:
         for key, batch in _by_window(spool, storage):
             windows.take(key, batch)
         storage.drop_own_scratch()
-        whole = [r for r in known.records if r.key in windows.whole or not r.units]
+        windows.take_empty()
+        whole = [r for r in known.records if r.key in windows.whole]
         done = len(whole) == len(known.records)
         for plan in known.plans:
             plans.publish(storage, plan)
@@ -122,6 +123,14 @@ class _Windows:
             hashes.put(self.storage, key, np.array(pairs, dtype=np.uint64), revision)
         if record is not None and record.units == units.num_rows:
             self.whole.add(key)
+
+    def take_empty(self) -> None:
+        """Windows without a live row leave no unit to tell of them."""
+        for record in self.records.values():
+            if not record.units:
+                nothing = stores.WindowRows(ids=[], numbers=[], units=[], positions=[])
+                stores.save_rows(self.storage, record.key, record.revision, nothing)
+                self.whole.add(record.key)
 
 
 def _spooled(sink: Remembering, path: Path) -> int:

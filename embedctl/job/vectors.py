@@ -21,7 +21,8 @@ from embedctl import registry
 from embedctl.errors import UsageError
 from embedctl.job import limits, planning, wiring
 from embedctl.outputs import SINGLE, OutputSpec, Values, take
-from embedctl.plan import LOADED, Pass, Plan, job_of
+from embedctl.plan import LOADED, Pass, Plan
+from embedctl.recipe import job_of
 from embedctl.records import Slice, SourceFile, Window, WindowOutput, WindowRecord
 from embedctl.sinks.columns import kind_of, values_of
 from embedctl.sources.drift import FileSchema

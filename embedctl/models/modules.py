@@ -74,7 +74,20 @@ class SparseTable:
     path: Path
 
 
-SparseHead = Splade | TokenWeights | SparseTable
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoEncoder:
+    """CSR's sparse code of a pooled vector: its `top_k` greatest features of `vocabulary`, where above 0.
+
+    width: of the pooled vector; normalize: it is scaled to mean 0 and deviation 1 first."""
+
+    vocabulary: int
+    width: int
+    path: Path
+    top_k: int
+    normalize: bool
+
+
+SparseHead = Splade | TokenWeights | SparseTable | AutoEncoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 from embedctl.errors import ModelError
 from embedctl.models import files
 from embedctl.models.entries import Entry
-from embedctl.models.modules import Dense, Late, Normalize, SparseTable, Splade, TokenWeights
+from embedctl.models.modules import AutoEncoder, Dense, Late, Normalize, SparseTable, Splade, TokenWeights
 
 IDENTITY = "torch.nn.modules.linear.Identity"
 _SPARSE_LINEAR, _LATE_LINEAR = "sparse_linear.pt", "colbert_linear.pt"
@@ -58,6 +58,18 @@ def read_table(entry: Entry, root: Path) -> SparseTable:
     if "weight" not in header or len(header["weight"]["shape"]) != 1:
         raise ModelError(f"{path}: no table named weight with one number a token")
     return SparseTable(vocabulary=int(header["weight"]["shape"][0]), path=path)
+
+
+def read_autoencoder(entry: Entry, width: int, *, allow_pickle: bool) -> AutoEncoder:
+    """SparseAutoEncoder's settings. :raises ModelError: it does not take `width` numbers, or has no weights."""
+    config = files.read_object(entry.config_path)
+    if config.get("input_dim") != width:
+        raise ModelError(f"{entry.path}: takes {config.get('input_dim')} numbers, the module before gives {width}")
+    files.find_weights(entry.path, allow_pickle=allow_pickle)
+    return AutoEncoder(
+        vocabulary=int(config.get("hidden_dim", 512)), width=width, path=entry.path, top_k=int(config.get("k", 8)),
+        normalize=bool(config.get("normalize", False)),
+    )  # fmt: skip
 
 
 def _tokens(path: Path) -> int:

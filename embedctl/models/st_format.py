@@ -18,7 +18,7 @@ from embedctl.models.folder import UNLIMITED, ModelFolder
 from embedctl.models.late_format import is_late, is_stanford, read_rules, read_stanford, with_rules
 from embedctl.models.module_files import check_widths, read_module, unknown_module
 from embedctl.models.modules import Dense, Late, LayerNorm, Module, Normalize, Pooling
-from embedctl.models.sparse_format import read_m3, read_splade, read_table, vocabulary_of
+from embedctl.models.sparse_format import read_autoencoder, read_m3, read_splade, read_table, vocabulary_of
 from embedctl.models.transformer_files import read_transformer, task_of
 
 _LATE_RULES = ("MultiVectorMask", "HierarchicalTokenPooling")
@@ -82,7 +82,8 @@ def _assembled(start: ModelFolder, root: Path, entries: tuple[Entry, ...]) -> Mo
 
 def _dense_way(folder: ModelFolder, rest: tuple[Entry, ...], root: Path) -> ModelFolder:
     static, modules = folder.kind == "static", list[Module]()
-    for entry in rest:
+    coder = rest[-1] if rest and rest[-1].kind == "SparseAutoEncoder" else None
+    for entry in rest if coder is None else rest[:-1]:
         pooled = static or any(isinstance(m, Pooling) for m in modules)
         module = read_module(entry, root, folder.allow_pickle, pooled=pooled)
         if module is not None:
@@ -90,14 +91,18 @@ def _dense_way(folder: ModelFolder, rest: tuple[Entry, ...], root: Path) -> Mode
     if not static and not any(isinstance(m, Pooling) for m in modules):
         raise ModelError(f"{root / 'modules.json'}: no Pooling module, so no vector for a text")
     folder = replace(folder, modules=tuple(modules), weights=(*folder.weights, *_weights_of(modules, folder)))
-    check_widths(folder, folder.modules, root)
+    width = check_widths(folder, folder.modules, root)
+    if coder is not None:
+        sparse = read_autoencoder(coder, width, allow_pickle=folder.allow_pickle)
+        weights = (*folder.weights, *files.find_weights(coder.path, allow_pickle=folder.allow_pickle))
+        return replace(folder, sparse=sparse, gives=("sparse",), weights=weights, similarity="dot")
     heads = None if static or folder.path is None else read_m3(root, _config_of(folder), folder.hidden_dim)
     if heads is None:
         return folder
-    sparse, late = heads
-    extra = (sparse.projection.path, *(step.path for step in late.steps if isinstance(step, Dense)))
+    tokens, late = heads
+    extra = (tokens.projection.path, *(step.path for step in late.steps if isinstance(step, Dense)))
     weights = (*folder.weights, *extra)
-    return replace(folder, sparse=sparse, late=late, gives=("dense", "sparse", "multivector"), weights=weights)
+    return replace(folder, sparse=tokens, late=late, gives=("dense", "sparse", "multivector"), weights=weights)
 
 
 def _splade(folder: ModelFolder, first: Entry, rest: tuple[Entry, ...], root: Path) -> ModelFolder:

@@ -110,7 +110,7 @@ class _Compared:
 
     def check(self) -> Check:
         if not self._rows:
-            return Check(name="sample", ok=None, detail="not checked: no row of the corpus was found in the parts chosen")
+            return Check(name="sample", ok=None, detail="not checked: no row was found in the parts chosen")
         ok, told = True, []
         for one in self._plan.passes:
             for output in one.outputs:

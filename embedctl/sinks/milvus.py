@@ -19,6 +19,7 @@ keys an earlier row holds. Dense vectors are searched flat until the load is ove
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ _TAG, _COLUMNS, _NOTE = "embedctl_job", "embedctl_columns", "embedctl_manifest"
 _FLAT = {"FLOAT_VECTOR": "FLAT", "FLOAT16_VECTOR": "FLAT", "BINARY_VECTOR": "BIN_FLAT", "INT8_VECTOR": "HNSW",
          "SPARSE_FLOAT_VECTOR": "SPARSE_INVERTED_INDEX"}  # fmt: skip
 _HNSW = {"M": 16, "efConstruction": 100}
+_WHOLE, MAX = re.compile(r"-?[0-9]{1,19}"), 1 << 63
 _LOCK = ".embedctl/milvus.lock"
 
 
@@ -163,8 +165,8 @@ class MilvusEngine:
     def key(self, id: str, chunk: int | None) -> PointId:
         if not self._fields:
             self._fields = self._described()
-        if self._primary.kind == "INT64":
-            return int(id) if chunk is None and id.removeprefix("-").isdecimal() else -1
+        if self._primary.kind == "INT64" and chunk is None and _WHOLE.fullmatch(id) and -MAX <= int(id) < MAX:
+            return int(id)
         return str(stores.point_id(id, chunk))
 
     def begin(self) -> None:
@@ -257,10 +259,10 @@ class MilvusEngine:
 
     def _read(self, keys: Sequence[PointId], fields: Sequence[str]) -> list[dict[str, Any]]:
         """The records of these keys, the primary key and `fields` of each."""
-        if not keys:
-            return []
+        kind = int if self._primary.kind == "INT64" else str  # of another kind no key is there
+        asked = [key for key in keys if isinstance(key, kind)]
         names = [self._primary.name, *fields]
-        return list(self._call("query", ids=list(keys), output_fields=names, consistency_level="Strong"))
+        return list(self._call("query", ids=asked, output_fields=names, consistency_level="Strong")) if asked else []
 
     def _count(self, chosen: str) -> int:
         if self._lite:  # it would build every row whole to count it

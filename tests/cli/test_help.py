@@ -88,7 +88,7 @@ def test_retry_takes_only_what_a_new_generation_may_change(embedctl):
 def test_choices_and_defaults_in_the_help_are_the_specs(embedctl):
     text = " ".join(embedctl("embed", "--help").stdout.replace("│", " ").split())
     for f in fields(JobSpec):
-        for choice in f.metadata["choices"]:
+        for choice in f.metadata["choices"] if f.name in OPTIONS else ():
             assert choice in text
     assert "Default: all-MiniLM-L6-v2." in text
     assert "Default: 64MiB." in text

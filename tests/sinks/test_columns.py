@@ -73,7 +73,8 @@ def test_sparse_rows_stand_alone():
         {"indices": [7, 2], "values": [1.0, 2.0]}, None, {"indices": [1], "values": [1.0, 2.0]},
         {"indices": [3, 3], "values": [1.0, 2.0]}, {"indices": [100], "values": [1.0]}, {"indices": [], "values": []},
         {"indices": [1, None], "values": [1.0, 2.0]}, {"indices": None, "values": [1.0]},
-        {"indices": [1], "values": [float("nan")]}, {"indices": [-1], "values": [1.0]}, {"indices": [9], "values": [3.0]},
+        {"indices": [1], "values": [float("nan")]}, {"indices": [-1], "values": [1.0]},
+        {"indices": [9], "values": [3.0]},
     ]  # fmt: skip
     values, bad = values_of(pa.array(rows, PAIR), SPARSE)
     assert isinstance(values, Sparse)
@@ -90,7 +91,8 @@ def test_sparse_rows_stand_alone():
 
 def test_multivector_rows_stand_alone():
     rows = [
-        [[1, 2], [3, 4]], None, [], [[0, 0], [1, 1]], [[0, 0]], [[1, 2], [1]], [[1, None]], [[1, 2], None], [[1e30, 1]], [[5, 6]],
+        [[1, 2], [3, 4]], None, [], [[0, 0], [1, 1]], [[0, 0]], [[1, 2], [1]], [[1, None]], [[1, 2], None], [[1e30, 1]],
+        [[5, 6]],
     ]  # fmt: skip
     values, bad = values_of(pa.array(rows, pa.list_(pa.list_(pa.float64()))), LATE)
     assert isinstance(values, Multivector)

@@ -147,8 +147,8 @@ EDITS = ("add", "change", "payload", "delete", "null", "twice", "shuffle", "resp
 def spec_of(world: World, to: Path | str, **more: Any) -> JobSpec:
     """Small windows, so that a few rows make many; deletes are free."""
     asked: dict[str, Any] = {
-        "inputs": (str(world.folder),), "to": str(to), "model": ("fake:dim=4",), "keep": ("lang", "n"), "id_column": "id",
-        "text_column": "text", "window_rows": 8, "slice_bytes": 600, "max_delete": "100%",
+        "inputs": (str(world.folder),), "to": str(to), "model": ("fake:dim=4",), "keep": ("lang", "n"),
+        "id_column": "id", "text_column": "text", "window_rows": 8, "slice_bytes": 600, "max_delete": "100%",
     }  # fmt: skip
     return JobSpec(**{**asked, **more})
 
