@@ -11,7 +11,8 @@
     ├── GuardRefused                  8   a guard said no (too many dead rows, deletes)
     ├── LimitReached                  9   stopped cleanly, more to do
     ├── EncoderError                 10   the encoder or its thread failed
-    │   └── OutOfDeviceMemory        10   Transient: halve the batch and try again
+    │   ├── OutOfDeviceMemory        10   Transient: halve the batch and try again
+    │   └── UnreadableInput          10   some rows of a batch are no picture or sound: they die, the others go on
     ├── BooksError                   11   verify or the books failed
     └── Interrupted             130/143   a signal stopped the run
 
@@ -20,7 +21,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 EXIT_OK = 0
@@ -113,6 +114,14 @@ class EncoderError(EmbedctlError):
 
 class OutOfDeviceMemory(EncoderError, Transient):
     exit_code = 10
+
+
+class UnreadableInput(EncoderError):
+    """`reasons`: of a batch's sequences, by their number in it, those that cannot be read, and why."""
+
+    def __init__(self, reasons: Mapping[int, str]) -> None:
+        super().__init__(next(iter(reasons.values())))
+        self.reasons = dict(reasons)
 
 
 class BooksError(EmbedctlError):

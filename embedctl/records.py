@@ -96,13 +96,14 @@ class Tokenized:
 
     ids_T: int32 (T,). offsets: int64 (n + 1,), text i holds ids_T[offsets[i]:offsets[i + 1]].
     truncated: bool (n,), true where tokens were cut off. types_T: uint8 (T,), which of two texts a token is of, where
-    the model takes that.
+    the model takes that. contents: n pictures or sounds (see `media`), whose tokens the encoder makes: ids_T is zeros.
     """
 
     ids_T: np.ndarray
     offsets: np.ndarray
     truncated: np.ndarray
     types_T: np.ndarray | None = None
+    contents: Sequence[str] | None = None
 
     @property
     def lengths(self) -> np.ndarray:
@@ -116,12 +117,14 @@ class Batch:
 
     input_ids_T: int32 (T,). cu_seqlens: int32 (N + 1,), sequence i is input_ids_T[cu_seqlens[i]:cu_seqlens[i + 1]].
     units: int64 (N,), which unit of the window sequence i is. token_type_ids_T: int32 (T,) for pairs, else None.
+    contents: N pictures or sounds, else None (see `Tokenized`).
     """
 
     input_ids_T: np.ndarray
     cu_seqlens: np.ndarray
     units: np.ndarray
     token_type_ids_T: np.ndarray | None = None
+    contents: Sequence[str] | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from embedctl.errors import UsageError
+from embedctl.spec_media import check_media
 from embedctl.spec_scoring import check_scoring
 from embedctl.units import parse_duration
 
@@ -48,6 +49,8 @@ class JobSpec:
     task: str = _opt("recipe", "embed", choices=TASKS)
     text_column: str | None = _opt("recipe", None)
     text_template: str | None = _opt("recipe", None)
+    image_column: str | None = _opt("recipe", None)
+    audio_column: str | None = _opt("recipe", None)
     query_column: str | None = _opt("recipe", None)
     query_template: str | None = _opt("recipe", None)
     candidates_column: str | None = _opt("recipe", None)
@@ -230,6 +233,7 @@ def _check_pairs(spec: JobSpec) -> None:
         raise UsageError("--notify-url: not an http:// or https:// address", hint="--notify-url https://host/hook")
     _check_models(spec)
     check_scoring(spec)
+    check_media(spec)
 
 
 _PER_MODEL = ("revision", "prompt_name", "prompt", "pooling", "max_length", "dim", "output")

@@ -17,6 +17,18 @@ EPILOG = """[bold]Examples[/bold]
 embedctl eval corpus.embeddings --queries queries.jsonl --qrels qrels.tsv
 embedctl eval corpus.int8 --queries queries.jsonl --qrels qrels.tsv --json
 embedctl eval qdrant://localhost:6334/docs --queries queries.jsonl --qrels qrels.tsv --hybrid"""
+Queries = Annotated[
+    Path, typer.Option("--queries", metavar="FILE", help='JSONL of {"id", "text"}.', show_default=False)
+]
+Qrels = Annotated[
+    Path,
+    typer.Option(
+        "--qrels",
+        metavar="FILE",
+        help="Judgements: query, document, score apart by tabs, or TREC's four columns.",
+        show_default=False,
+    ),
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -28,18 +40,8 @@ def command(
     *,
     flags: Mapping[str, Any],
     destination: Destination,
-    queries: Annotated[
-        Path, typer.Option("--queries", metavar="FILE", help='JSONL of {"id", "text"}.', show_default=False)
-    ],
-    qrels: Annotated[
-        Path,
-        typer.Option(
-            "--qrels",
-            metavar="FILE",
-            help="Judgements: query, document, score apart by tabs, or TREC's four columns.",
-            show_default=False,
-        ),
-    ],
+    queries: Queries,
+    qrels: Qrels,
     prompt: Prompt = None,
     prompt_name: PromptName = None,
     model: Model = None,

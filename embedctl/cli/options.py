@@ -58,6 +58,8 @@ OPTIONS: dict[str, Option] = {
     "format": _row(ROWS, "Format of the inputs. Default: by file name."),
     "text_column": _row(ROWS, "Column to embed. Default: `text`, or the only text column.", "NAME"),
     "text_template": _row(ROWS, "Text built from columns, like '{title}\\n\\n{body}'.", "TEMPLATE"),
+    "image_column": _row(ROWS, "Column of pictures to embed in place of text: bytes, or paths.", "NAME"),
+    "audio_column": _row(ROWS, "Column of sounds to embed in place of text: bytes, or paths.", "NAME"),
     "id_column": _row(ROWS, "Column of ids. Default: `id`, `_id` or `docid`, else file and row.", "NAME"),
     "keep": _row(ROWS, "Columns to copy beside the vectors.", "NAME,…"),
     "vector_column": _row(ROWS, "Column of vectors, or OUTPUT=COLUMN. Default: every column of vectors.", "NAME"),

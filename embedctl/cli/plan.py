@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from embedctl.cli.console import listening, show_report
-from embedctl.cli.options import Config, Inputs, Json, Quiet, job_options, spec_of
+from embedctl.cli.options import OPTIONS, Config, Inputs, Json, Quiet, job_options, spec_of
 
 EPILOG = """[bold]Examples[/bold]
 embedctl plan corpus.parquet
@@ -19,7 +19,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="plan", epilog=EPILOG)(command)
 
 
-@job_options()
+@job_options(OPTIONS.keys() - {"vector_column"})
 def command(
     *,
     flags: Mapping[str, Any],

@@ -109,14 +109,7 @@ def command(
     The query is embedded as the corpus was, but with the model's prompt for queries where it has one.
     Reads only; safe beside a running job, of which it sees what is committed.
     """
-    if sum(given is not None for given in (query, like, queries)) != 1:
-        raise UsageError(
-            "give one of: a query, --like, --queries", hint=f"embedctl search {destination} 'what to look for'"
-        )
-    if not k.isdecimal() or int(k) < 1:
-        raise UsageError(f"-k: {k!r} is not a whole number of at least 1", hint="-k 10")
-    if using is not None and hybrid:
-        raise UsageError("--using and --hybrid: give one of them")
+    _check(destination, (query, like, queries), k, using if hybrid else None)
     machine = overrides(flags)
     from embedctl.query.queries import Asking, Query, read_queries
     from embedctl.query.search import Wanted, search
@@ -128,3 +121,14 @@ def command(
         report = search(destination, asked, like=like, wanted=wanted, asking=asking, listener=listener)
     show_hits(report, as_json=as_json)
     return 0
+
+
+def _check(destination: str, asked: tuple[object, ...], k: str, using: str | None) -> None:
+    if sum(given is not None for given in asked) != 1:
+        raise UsageError(
+            "give one of: a query, --like, --queries", hint=f"embedctl search {destination} 'what to look for'"
+        )
+    if not k.isdecimal() or int(k) < 1:
+        raise UsageError(f"-k: {k!r} is not a whole number of at least 1", hint="-k 10")
+    if using is not None:
+        raise UsageError("--using and --hybrid: give one of them")

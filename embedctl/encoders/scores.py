@@ -58,21 +58,21 @@ def open_scorer(
         count = len(folder.labels)
         modules = Tail(folder, device=device, pooling=None, dim=count, num_prompt_tokens=0)
         return body(load_transformer, _heads(lambda hidden, run: modules.vectors(hidden, run.cu_seqlens), act, count))
-    loader = _BaseLoader(folder, dtype, device)
-    head = _head_of(loader.whole, folder).to(device)
+    model = load_whole(folder, dtype=dtype, device=device, attention=None)
+    head = _head_of(model, folder).to(device)
     count = head.num_labels
-    what = _pooled_by(loader.whole, head, device)
+    what = _pooled_by(model, head, device)
     if what is not None:
-        return body(loader, _heads(_one_token(loader.whole, head, what), act, count))
+        return body(_BaseLoader(model, dtype), _heads(_one_token(model, head, what), act, count))
 
-    def whole(_scores: Tensor, _run: Tokens) -> Tensor:
-        return head.odds(_scores) if isinstance(head, LogitHead) else _scores
+    def as_given(scores: Tensor, _: Tokens) -> Tensor:
+        return head.odds(scores) if isinstance(head, LogitHead) else scores
 
     def load(wanted: str) -> nn.Module:
         return load_whole(folder, dtype=wanted, device=device, attention=None)
 
     return WholeEncoder(
-        load, _heads(whole, act, count), dtype=dtype, device=device, threads=threads, model=loader.whole,
+        load, _heads(as_given, act, count), dtype=dtype, device=device, threads=threads, model=model,
         notes=folder.notes,
     )  # fmt: skip
 
@@ -85,15 +85,14 @@ def load_whole(folder: ModelFolder, *, dtype: str, device: str, attention: str |
 
 
 class _BaseLoader:
-    """Gives the encoder of the whole model, as `load_transformer` would; the one opened first is not read twice."""
+    """Gives the encoder of the whole model, as `load_transformer` would; the open one is not read again."""
 
-    def __init__(self, folder: ModelFolder, dtype: str, device: str) -> None:
-        self.whole = load_whole(folder, dtype=dtype, device=device, attention=None)
-        self._first: nn.Module | None = self.whole
+    def __init__(self, opened: nn.Module, dtype: str) -> None:
+        self._opened: nn.Module | None = opened
         self._dtype = dtype
 
     def __call__(self, folder: ModelFolder, *, dtype: str, device: str, attention: str | None) -> nn.Module:
-        whole, self._first = self._first if dtype == self._dtype else None, None
+        whole, self._opened = self._opened if dtype == self._dtype else None, None
         if whole is not None and attention is not None:
             switch: Callable[[str], Any] = whole.set_attn_implementation  # type: ignore[assignment]
             try:

@@ -94,6 +94,10 @@ def _check_outputs(spec: JobSpec, passes: Sequence[Pass]) -> None:
     kinds = [output.kind for one in passes for output in one.outputs]
     if spec.chunk_pool and set(kinds) != {"dense"}:
         raise UsageError("--chunk-pool: only dense vectors can be averaged", hint="leave out --chunk-pool")
+    if spec.pooling and "dense" not in kinds:
+        raise UsageError(
+            f"--pooling: only dense vectors are pooled, and there are only {', '.join(kinds)}", hint="--output dense"
+        )
     if (spec.sparse_top_k or spec.sparse_threshold) and "sparse" not in kinds:
         raise UsageError("--sparse-top-k and --sparse-threshold: no output is sparse", hint="--output sparse")
     if spec.pool_factor and "multivector" not in kinds:

@@ -126,7 +126,7 @@ def probe(plan: Plan) -> Probe:
             passes = rules.where(block.columns) if rules.where else np.ones(len(block.positions), dtype=bool)
             good = [
                 text
-                for i, text in enumerate(rules.render(block.columns))
+                for i, text in enumerate(rules.render(block.columns, plan.files[segment.file]))
                 if passes[i] and i not in block.errors and text is not None and rules.problem(text) is None
             ]
             texts += good[: PROBE_ROWS - taken]

@@ -181,5 +181,7 @@ def check_snapshot(plan: Plan, files: Sequence[SourceFile], storage: LocalStorag
     ]
     raise SourceChanged(
         f"{storage.uri} was planned over other files: {'; '.join(changes)}",
-        hint="put the files back as they were, or start a new job with another --to",
+        hint=f"embedctl sync {' '.join(plan.inputs)} --to {storage.uri}"
+        if plan.id_column
+        else "put the files back as they were, or start a new job with another --to",
     )

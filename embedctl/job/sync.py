@@ -10,7 +10,7 @@ import contextlib
 import time
 
 from embedctl import plan as plans
-from embedctl.errors import Locked, UsageError
+from embedctl.errors import Locked, PlanMismatch, UsageError
 from embedctl.events import Listener, Rows, Summary
 from embedctl.job import finalise as ending
 from embedctl.job import planning, run
@@ -37,6 +37,8 @@ def sync(spec: JobSpec, listener: Listener, *, dry_run: bool = False) -> Summary
         raise UsageError("sync compares files, and standard input is none", hint="save it to a file first")
     if spec.num_shards > 1:
         raise UsageError("--num-shards: a sync is one run", hint="leave it out, or use --workers")
+    if spec.swap_alias is not None:
+        return _beside(spec, listener, dry_run=dry_run)
     try:
         if _is_first(spec):
             return _first(spec, listener, dry_run=dry_run)
@@ -48,6 +50,13 @@ def sync(spec: JobSpec, listener: Listener, *, dry_run: bool = False) -> Summary
         return skipped_summary(spec.to or default_destination(spec.inputs))
 
 
+def _beside(spec: JobSpec, listener: Listener, *, dry_run: bool) -> Summary:
+    """Readers see no mixture where a new collection is filled beside what is served: all rows are embedded again."""
+    if dry_run:
+        raise UsageError("--dry-run: with --swap-alias all rows are embedded again", hint="leave out --swap-alias")
+    return run.embed(spec, listener)
+
+
 def _is_first(spec: JobSpec) -> bool:
     """Whether the destination is still to be filled for the first time, from the files as they were planned."""
     found = open_destination(spec)
@@ -55,6 +64,10 @@ def _is_first(spec: JobSpec) -> bool:
         plan = plans.load(found.storage) if (found.storage.root / STATE).is_dir() else None
         if plan is None:
             return True
+        if plan.is_loaded:
+            raise PlanMismatch(
+                f"{found.uri}: its vectors were loaded, not embedded", hint="choose another destination with --to"
+            )
         if plan.generation > 1 or ending.is_finalised(plan, Ledger(found.storage).contents):
             return False
         return not plan.is_stream and snapshot(discover(spec.inputs, spec.format)) == plan.snapshot

@@ -63,13 +63,13 @@ def row_rules(plan: Plan) -> RowRules:
 
 def _texts_of(
     plan: Plan,
-) -> tuple[Callable[[pa.RecordBatch], list[str | None]], Callable[[str | None], str | None]]:
-    """(rows to texts, why a text is dead)."""
+) -> tuple[Callable[[pa.RecordBatch, SourceFile], list[str | None]], Callable[[str | None], str | None]]:
+    """(a file's rows to texts, why a text is dead)."""
     if scoring.of_pairs(plan.spec):
         pair = scoring.pair_rule(plan)
-        return pair.render, pair.problem
+        return lambda batch, _: pair.render(batch), pair.problem
     rule = text_rule(None if plan.spec["text_template"] else plan.text_columns[0], plan.spec["text_template"])
-    return rule.render, row_problem
+    return lambda batch, _: rule.render(batch), row_problem
 
 
 def open_tokenizer(folder: ModelFolder, resolved: Mapping[str, Any], spec: Mapping[str, Any]) -> Tokenizer:

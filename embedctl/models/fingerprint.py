@@ -17,7 +17,7 @@ from pathlib import Path
 SETTINGS = (
     "config.json", "modules.json", "config_sentence_transformers.json", "sentence_*_config.json", "router_config.json",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
-    "*.model", "chat_template.*", "artifact.metadata", "*.py",
+    "*.model", "chat_template.*", "artifact.metadata", "*.py", "preprocessor_config.json", "processor_config.json",
 )  # fmt: skip
 """Files that, with the weights, make a model's numbers."""
 

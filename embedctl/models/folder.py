@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Literal
 
 from embedctl.errors import UsageError
+from embedctl.media import WORDS, Kind
 from embedctl.models.fake import VOCABULARY, fake_options
 from embedctl.models.fingerprint import file_sha256, fingerprint_of
-from embedctl.models.modules import Dense, Late, Module, Normalize, Pooling, SparseHead
+from embedctl.models.modules import Dense, Late, Media, Module, Normalize, Pooling, SparseHead
 from embedctl.models.scorer import Scorer
 from embedctl.outputs import OutputKind
 from embedctl.spec import JobSpec
@@ -35,7 +36,8 @@ class ModelFolder:
     can give, the one it is made for first. `marker`: a token put behind the first special one. `query_side`: the same
     model as it reads queries, None where it reads them like documents. `labels` of a score's numbers;
     `scorer`: where they come from, read by `score_format` only. `modifier`: what a store weighs its sparse vectors by.
-    `settings`: what else makes the numbers of a lexical model, as a hash.
+    `settings`: what else makes the numbers of a lexical model, as a hash. `media`: what it reads beside text;
+    `reads`: what rows are to it, None for texts.
     """
 
     name: str
@@ -69,6 +71,8 @@ class ModelFolder:
     modifier: Literal["idf"] | None = None
     settings: str = ""
     scorer: Scorer | None = None
+    media: Media | None = None
+    reads: Kind | None = None
 
     @property
     def pooling(self) -> Pooling | None:
@@ -178,6 +182,19 @@ class ModelFolder:
     def as_query(self) -> ModelFolder:
         """The model as it reads queries: with the query side's prompt, length, way and expansion, nothing merged."""
         return replace(self.query_side or self, query_side=None, for_queries=True)
+
+    def reading(self, kind: Kind) -> ModelFolder:
+        """The model as it reads pictures or sounds; queries stay texts.
+
+        :raises UsageError: it reads none.
+        """
+        if self.media is None or self.media.takes != kind:
+            which = {"image": "CLIP, SigLIP, ColPali and their kin", "audio": "CLAP"}[kind]
+            raise UsageError(
+                f"--{kind}-column: {self.name} ({self.architecture or self.kind}) reads no {WORDS[kind]}s; {which} do",
+                hint="--model FOLDER names another model",
+            )
+        return replace(self, reads=kind, max_seq_length=UNLIMITED, max_positions=None, query_side=self)
 
     def tokenizer_fingerprint(self) -> str:
         """The same for models whose tokenizers have the same files."""

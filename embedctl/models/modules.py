@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from embedctl.media import Kind
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pooling:
@@ -42,6 +44,19 @@ class LayerNorm:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Normalize:
     pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Media:
+    """What a model reads beside text.
+
+    late: it gives a vector a token. tokens: of any picture or sound, None where the processor tells them. filled: texts
+    are filled up to the longest they may be."""
+
+    takes: Kind
+    late: bool
+    tokens: int | None
+    filled: bool
 
 
 Module = Pooling | Dense | LayerNorm | Normalize

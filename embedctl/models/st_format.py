@@ -16,6 +16,7 @@ from embedctl.models import files
 from embedctl.models.entries import Entry, read_entries
 from embedctl.models.folder import UNLIMITED, ModelFolder
 from embedctl.models.late_format import is_late, is_stanford, read_rules, read_stanford, with_rules
+from embedctl.models.media_format import is_media, read_media
 from embedctl.models.module_files import check_widths, read_module, unknown_module
 from embedctl.models.modules import Dense, Late, LayerNorm, Module, Normalize, Pooling
 from embedctl.models.sparse_format import read_autoencoder, read_m3, read_splade, read_table, vocabulary_of
@@ -31,6 +32,8 @@ def read_folder(root: Path, name: str, *, allow_pickle: bool = False, trust_remo
     start = ModelFolder(
         name=name, kind="transformer", root=root, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
     )
+    if not (root / "modules.json").is_file() and is_media(root):
+        return read_media(_settings(start, root), root, {}, (), root)
     if (root / "modules.json").is_file():
         return _sentence_transformers(start, root)
     if not (root / "config.json").is_file():
@@ -63,6 +66,8 @@ def _assembled(start: ModelFolder, root: Path, entries: tuple[Entry, ...]) -> Mo
     folder, config = _settings(start, root), files.read_object(root / _SETTINGS, missing_ok=True)
     if first.kind in ("Transformer", "MLMTransformer"):
         settings = _sentence_bert_config(first.path)
+        if is_media(first.path):
+            return read_media(folder, first.path, settings, rest, root)
         task = task_of(settings, "fill-mask" if first.kind == "MLMTransformer" else None, config.get("model_type"))
         folder = read_transformer(folder, first.path, settings, task=task)
         if task == "fill-mask":
@@ -71,6 +76,8 @@ def _assembled(start: ModelFolder, root: Path, entries: tuple[Entry, ...]) -> Mo
             return folder
         if is_late(config) or _is_by_token(rest):
             return _late(folder, rest, root, config, settings)
+    elif first.kind == "CLIPModel":
+        return read_media(folder, first.path, _sentence_bert_config(first.path), rest, root)
     elif first.kind == "StaticEmbedding":
         folder = _static(folder, first.path)
     elif first.kind == "SparseStaticEmbedding" and not rest:

@@ -40,6 +40,8 @@ Key = tuple[str, int]
 
 def embedded_again(plan: Plan, storage: LocalStorage, records: Sequence[WindowRecord], sample: int) -> Check:
     """`sample` rows of up to MAX_WINDOWS windows."""
+    if plan.is_loaded:
+        return Check(name="sample", ok=None, detail="not checked: the vectors were loaded, not embedded")
     if any(f.path == STDIN for f in plan.files):
         return Check(name="sample", ok=None, detail="not checked: standard input is gone")
     synced = plan.changes is not None
@@ -169,6 +171,7 @@ def _alone(encoder: Encoder, tokenized: Tokenized, sequence: int) -> Outputs:
             cu_seqlens=np.array([0, end - begin], dtype=np.int32),
             units=np.zeros(1, dtype=np.int64),
             token_type_ids_T=None if tokenized.types_T is None else tokenized.types_T[begin:end].astype(np.int32),
+            contents=None if tokenized.contents is None else [tokenized.contents[sequence]],
         )
     )
 

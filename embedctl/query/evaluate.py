@@ -54,14 +54,7 @@ def evaluate(
     plan, found = open_existing(JobSpec(to=destination, state=wanted.state))
     with closing(found.sink):
         outputs = wanted.outputs(plan, found.uri)
-        relevant = {q for q, documents in judged.items() if max(documents.values()) > 0}
-        known = [query for query in asked if query.id in relevant]
-        if not known:
-            raise UsageError(
-                f"--qrels: of its {len(relevant)} queries with a relevant document none is among the "
-                f"{len(asked)} asked",
-                hint="the first column must hold the ids of --queries",
-            )
+        known = _judged(asked, judged)
         documents = {document for query in known for document in judged[query.id]}
         bench = _Folder if isinstance(found.sink, ParquetSink) else _Store
         runs, here, done = bench(plan=plan, found=found, listener=listener).runs(
@@ -80,12 +73,28 @@ def evaluate(
         "finished": done,
         "queries": len(known),
         "measures": {name: sum(s[name] for s in scores.values()) / len(known) for name in MEASURES},
-        "unknown": {
-            "queries_without_text": len(judged.keys() - {query.id for query in asked}),
-            "queries_without_judgement": sum(query.id not in judged for query in asked),
-            "queries_without_relevant": sum(query.id in judged and query.id not in relevant for query in asked),
-            "documents": lost,
-        },
+        "unknown": {**_unknown(asked, judged), "documents": lost},
+    }
+
+
+def _judged(asked: Sequence[Query], judged: Qrels) -> list[Query]:
+    """Queries that have a relevant document. :raises UsageError: none has."""
+    relevant = {q for q, documents in judged.items() if max(documents.values()) > 0}
+    known = [query for query in asked if query.id in relevant]
+    if not known:
+        raise UsageError(
+            f"--qrels: of its {len(relevant)} queries with a relevant document none is among the {len(asked)} asked",
+            hint="the first column must hold the ids of --queries",
+        )
+    return known
+
+
+def _unknown(asked: Sequence[Query], judged: Qrels) -> dict[str, int]:
+    relevant = {q for q, documents in judged.items() if max(documents.values()) > 0}
+    return {
+        "queries_without_text": len(judged.keys() - {query.id for query in asked}),
+        "queries_without_judgement": sum(query.id not in judged for query in asked),
+        "queries_without_relevant": sum(query.id in judged and query.id not in relevant for query in asked),
     }
 
 

@@ -57,6 +57,8 @@ class Wanted:
 
     def outputs(self, plan: Plan, uri: str) -> tuple[OutputSpec, ...]:
         """:raises UsageError: no such output, or nothing to fuse."""
+        if all(o.kind == "score" for o in plan.outputs):
+            raise UsageError(f"{uri}: it holds scores of texts, no vectors to search", hint="embedctl embed makes some")
         known = {o.name: o for o in plan.outputs}
         told = ", ".join(f"{o.name} ({o.kind})" for o in plan.outputs)
         if self.hybrid:

@@ -164,8 +164,10 @@ def _kind(kind: pa.DataType) -> dict[str, Any] | None:
         return _kind(kind.value_type)
     if types.is_struct(kind) or types.is_map(kind):
         return _UNREAD
-    if types.is_nested(kind):
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return _kind(kind.value_type)
+    if types.is_nested(kind):
+        return _UNREAD
     if types.is_null(kind):
         return None
     if types.is_boolean(kind):

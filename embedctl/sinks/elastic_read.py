@@ -199,13 +199,13 @@ def _plain(kind: str | None, values: Sequence[Any]) -> pa.Array[Any]:
 
 def _vectors(output: OutputSpec, values: Sequence[Any]) -> pa.Array[Any]:
     if output.kind == "sparse":
-        pair = pa.struct({"indices": pa.list_(pa.uint32()), "values": pa.list_(pa.float32())})
+        pair = pa.struct([("indices", pa.list_(pa.uint32())), ("values", pa.list_(pa.float32()))])
         return pa.array([None if v is None else _pair(output.name, v) for v in values], pair)
     if output.vector_type == "ubinary":
         values = [None if v is None else np.asarray(v, dtype=np.int8).view(np.uint8) for v in values]
         return pa.array(values, pa.list_(pa.uint8(), output.dim // 8))
-    kind = {"float16": pa.float16(), "int8": pa.int8()}.get(output.vector_type, pa.float32())
-    return pa.array(values, pa.list_(kind, output.dim))
+    kinds: dict[str, pa.DataType] = {"float16": pa.float16(), "int8": pa.int8()}
+    return pa.array(values, pa.list_(kinds.get(output.vector_type, pa.float32()), output.dim))
 
 
 def _pair(name: str, tokens: Mapping[str, float]) -> dict[str, list[Any]]:

@@ -161,11 +161,11 @@ class KeyedSink:
         return manifests.unpacked({manifests.MANIFEST: noted}, self._engine.name)
 
     def units_there(self) -> Iterator[pa.RecordBatch]:
-        kinds = {"id": pa.string(), "chunk": pa.int32(), POS: pa.int64(), HASH: pa.string()}
+        kinds: dict[str, pa.DataType] = {"id": pa.string(), "chunk": pa.int32(), POS: pa.int64(), HASH: pa.string()}
         for batch in self.scan():
             has = batch.schema.names
             yield pa.RecordBatch.from_pydict(
-                {n: batch.column(n).cast(k) if n in has else pa.nulls(len(batch), k) for n, k in kinds.items()}
+                {n: batch.column(n).cast(k) if n in has else pa.array([None] * len(batch), k) for n, k in kinds.items()}
             )
 
     def total(self) -> int:

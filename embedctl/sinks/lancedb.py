@@ -8,10 +8,11 @@ generation is whole. Refused: a table of other columns or another job, vectors t
 
 from __future__ import annotations
 
-import json
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,19 @@ import numpy as np
 import pyarrow as pa
 
 from embedctl import failpoints
-from embedctl.errors import SinkError, UsageError
+from embedctl.errors import BooksError, SinkError, UsageError
 from embedctl.outputs import OutputSpec, Values
 from embedctl.plan import Plan
 from embedctl.records import WindowKey, WindowOutput, WindowRecord
 from embedctl.sinks import lancedb_index as indexing
 from embedctl.sinks import lancedb_read as reading
 from embedctl.sinks import stores
-from embedctl.sinks.base import Hit, Reconciled
+from embedctl.sinks.base import Hit, Reconciled, Stored
+from embedctl.sinks.columns import values_of
 from embedctl.sinks.keyed_records import HASH, JOB, POS, check_names, check_values, refuse
-from embedctl.sinks.lancedb_read import MANIFEST, quoted
+from embedctl.sinks.lancedb_read import quoted
+from embedctl.sinks.lancedb_rows import called, schema_of, table_of
 from embedctl.sinks.lancedb_table import Table
-from embedctl.sinks.parts import output_array
 from embedctl.spec import JobSpec
 from embedctl.storage import STATE, LocalStorage, etag_of
 
@@ -46,10 +48,8 @@ def open_lancedb(target: str, storage: LocalStorage, spec: JobSpec) -> LanceSink
         raise UsageError(f"--to: {target} is not lancedb://FOLDER/TABLE", hint="--to lancedb://./vectors.db/docs")
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", path.name):
         raise UsageError(f"--to: {path.name!r}: LanceDB takes letters, digits, _, - and . in the name of a table")
-    try:
-        import lancedb  # noqa: F401
-    except ImportError as exc:
-        raise UsageError("LanceDB is not installed", hint="pip install 'embedctl[lancedb]'") from exc
+    if find_spec("lancedb") is None:  # its import takes a second, which `status` need not wait for
+        raise UsageError("LanceDB is not installed", hint="pip install 'embedctl[lancedb]'")
     return LanceSink(Table(path.parent, path.name.removesuffix(".lance")), storage, spec)
 
 
@@ -60,7 +60,7 @@ class LanceSink:
         """:raises UsageError: what no table could hold as asked."""
         _refuse(spec)
         self._table, self._storage, self._spec = table, storage, spec
-        self._indexes = tuple((_called(name), kind) for name, kind in map(indexing.index_field, spec.index_field))
+        self._indexes = tuple((called(name), kind) for name, kind in map(indexing.index_field, spec.index_field))
         self._plan: Plan | None = None
         self._schema: pa.Schema | None = None
 
@@ -91,8 +91,11 @@ class LanceSink:
         if again:
             self._table.change(lambda t: t.delete(_of_window(key)))
         if len(output.ids):
-            table = _table(output, self.plan, row, self._schema)
+            table = table_of(output, self.plan, row, self._schema)
+            began = time.monotonic()
             self._table.change(lambda t: t.add(table))
+            if self._spec.max_points_per_s is not None:
+                time.sleep(max(0.0, began + len(output.ids) / self._spec.max_points_per_s - time.monotonic()))
         failpoints.hit("after-part")
         return output.record
 
@@ -116,6 +119,20 @@ class LanceSink:
     def rows(self, record: WindowRecord) -> tuple[Sequence[str], Sequence[int]]:
         known = stores.rows_known(self._storage, record)
         return known.ids, known.positions
+
+    def stored(self, record: WindowRecord, rows: np.ndarray) -> Stored:
+        known = stores.rows_known(self._storage, record)
+        positions = np.array([stores.position_number(record.key, known.numbers[r]) for r in rows.tolist()], np.int64)
+        found = self._table.ask(lambda t: reading.at_positions(t, positions))
+        if len(np.unique(found[POS].to_numpy())) != len(rows):
+            raise BooksError(f"{self._table.name}: rows of window {record.key.stem} are gone", hint="embedctl verify")
+        more = ("chunk", "char_start", "char_end", "token_count", "truncated")
+        own = {n: found[n].to_numpy() for n in more if n in found.column_names and n not in self.plan.keep}
+        return Stored(
+            row=rows[np.searchsorted(positions, found[POS].to_numpy())],
+            outputs={o.name: values_of(found[o.name].combine_chunks(), o)[0] for o in self.plan.outputs},
+            **{name: own.get(name) for name in more},
+        )
 
     def drop_rows(self, record: WindowRecord, output: WindowRecord, rows: Sequence[int]) -> WindowRecord:
         known = stores.rows_known(self._storage, record)
@@ -206,66 +223,6 @@ class LanceSink:
             f"{self._table.name}: {what}, yet {self._storage.root} says what was written there",
             hint=f"bring it back, or remove {self._storage.root} to begin anew",
         )
-
-
-def schema_of(plan: Plan, distance: str | None) -> pa.Schema:
-    """The table's columns, the run in their metadata. :raises UsageError: a name that LanceDB cannot have."""
-    fields: list[pa.Field[Any]] = [pa.field("id", pa.int64() if plan.resolved["id_type"] == "int64" else pa.string())]
-    if plan.chunked:
-        fields += [pa.field(name, pa.int32()) for name in ("chunk", "char_start", "char_end")]
-    fields += [pa.field(_called(name), _held(plan.schema.field(name).type)) for name in plan.keep]
-    specs = [replace(o, similarity=distance or o.similarity) for o in plan.outputs]
-    fields += [pa.field(o.name, reading.column_type(o)) for o in specs]
-    fields += [pa.field("token_count", pa.int32())] if plan.spec["token_count"] else []
-    fields += [pa.field("truncated", pa.bool_())] if plan.spec["truncated"] else []
-    fields += [pa.field(POS, pa.int64()), pa.field(JOB, pa.string()), pa.field(HASH, pa.string())]
-    twice = sorted({f.name for f in fields if [g.name for g in fields].count(f.name) > 1})
-    if twice:
-        raise UsageError(
-            f"--keep: two columns would be called {twice[0]!r}: LanceDB takes no dot in a name, _ stands for it"
-        )
-    manifest = {"job": plan.job, "recipe": plan.recipe, "outputs": [o.to_json() for o in specs]}
-    return pa.schema(fields, metadata={MANIFEST: json.dumps({**manifest, "model": dict(plan.model)})})
-
-
-def _called(name: str) -> str:
-    """A column's name there, which may hold no dot."""
-    return name.replace(".", "_")
-
-
-def _held(kind: pa.DataType) -> pa.DataType:
-    """The type that comes back: LanceDB keeps no views."""
-    if pa.types.is_string_view(kind):
-        return pa.string()
-    return pa.binary() if pa.types.is_binary_view(kind) else kind
-
-
-def _table(output: WindowOutput, plan: Plan, row: np.ndarray, schema: pa.Schema | None) -> pa.Table:
-    assert schema is not None
-    whole = plan.resolved["id_type"] == "int64"
-    columns: dict[str, Any] = {"id": np.array(output.ids, dtype=np.int64) if whole else output.ids}
-    columns |= {"chunk": output.chunk, "char_start": output.char_start, "char_end": output.char_end}
-    columns |= {"token_count": output.token_count, "truncated": output.truncated}
-    columns |= {_called(name): output.kept.column(name) for name in plan.keep}
-    columns |= {name: output_array(values) for name, values in output.outputs.items()}
-    columns[POS] = stores.position_number(output.record.key, 0) + row
-    columns[JOB] = pa.repeat(plan.job, len(output.ids))
-    columns[HASH] = pa.nulls(len(row), pa.string()) if output.hashes is None else _hexed(output.hashes[row])
-    arrays = [_as(columns[f.name], f.type) for f in schema]
-    return pa.table(arrays, schema=schema)
-
-
-def _hexed(hashes: np.ndarray) -> Any:
-    """uint64 (n, 2): each pair as 32 digits."""
-    digits = pa.py_buffer(hashes.astype(">u8").tobytes().hex().encode())
-    offsets = pa.py_buffer(np.arange(0, 32 * len(hashes) + 1, 32, dtype=np.int32).tobytes())
-    return pa.Array.from_buffers(pa.string(), len(hashes), [None, offsets, digits])
-
-
-def _as(values: Any, kind: pa.DataType) -> Any:
-    if isinstance(values, (pa.Array, pa.ChunkedArray)):
-        return values if values.type == kind else values.cast(kind)
-    return pa.array(values, kind)
 
 
 def _of_window(key: WindowKey) -> str:

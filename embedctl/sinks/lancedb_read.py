@@ -90,6 +90,16 @@ def windows_there(table: Lance) -> set[int]:
     return found
 
 
+def at_positions(table: Lance, positions: np.ndarray) -> pa.Table:
+    """The rows of these `_pos` (int64), in their order, chunks in theirs."""
+    pieces = []
+    for begin in range(0, len(positions), IDS_AT_ONCE):
+        some = ", ".join(map(str, positions[begin : begin + IDS_AT_ONCE].tolist()))
+        pieces.append(table.search().where(f"{POS} IN ({some})").to_arrow())
+    whole = pa.concat_tables(pieces)
+    return whole.sort_by([(name, "ascending") for name in (POS, "chunk") if name in whole.column_names])
+
+
 def search(table: Table, query: Mapping[str, Values], *, limit: int, where: str | None, exact: bool) -> list[list[Hit]]:
     """See `Searchable`. `where`: a condition in the SQL of DataFusion.
 

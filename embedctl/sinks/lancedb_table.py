@@ -46,7 +46,8 @@ class Table:
         self._owner = os.getpid()
 
     def exists(self) -> bool:
-        return self._root.is_dir()
+        """Whether it has a version; one that was killed while it was made has none."""
+        return any((self._root / "_versions").glob("*.manifest"))
 
     def make(self, schema: pa.Schema) -> None:
         self._run(lambda: self._db().create_table(self.table, schema=schema), CALL_S)

@@ -161,9 +161,9 @@ def milvus_rows(records: Records, fields: Sequence[Field], name: str) -> list[di
 
 def _refuse_empty(records: Records, name: str) -> None:
     for output, values in records.outputs.items():
-        empty = np.flatnonzero(all_zero(values)) if isinstance(values, Sparse) else []
-        if len(empty):
-            row = records.fields[int(empty[0])]["id"]
+        empty = np.flatnonzero(all_zero(values)).tolist() if isinstance(values, Sparse) else []
+        if empty:
+            row = records.fields[empty[0]]["id"]
             raise SinkError(f"{name}: row {row!r}: {output} has no entries, and Milvus takes no empty sparse vector")
 
 

@@ -129,7 +129,7 @@ def _plain(field: Field, values: Sequence[Any]) -> pa.Array[Any]:
 
 def _vectors(field: Field, values: Sequence[Any]) -> pa.Array[Any]:
     if field.kind == "SPARSE_FLOAT_VECTOR":
-        kind = pa.struct({"indices": pa.list_(pa.uint32()), "values": pa.list_(pa.float32())})
+        kind = pa.struct([("indices", pa.list_(pa.uint32())), ("values", pa.list_(pa.float32()))])
         pairs = [sorted((v or {}).items()) for v in values]
         return pa.array([{"indices": [i for i, _ in p], "values": [x for _, x in p]} for p in pairs], kind)
     if field.kind == "BFLOAT16_VECTOR":

@@ -168,7 +168,8 @@ class QdrantSink:
         return gone
 
     def _lost(self, records: Sequence[WindowRecord]) -> Iterator[WindowRecord]:
-        for record in records:
+        """Of the plan's own generation only: no run can do another's again, and a sync takes rows out of those."""
+        for record in (r for r in records if r.key.generation == self.plan.generation):
             known = stores.rows_known(self._storage, record)
             first = stores.position_number(record.key, 0)
             own = {"key": POS, "range": {"gte": float(first), "lt": float(first + (1 << stores.ROW_BITS))}}

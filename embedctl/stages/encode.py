@@ -1,12 +1,13 @@
 """Batches -> outputs: runs the encoders, survives their bad days, judges what they give.
 
 Enters: a `Prepared` window. Leaves: an `Encoded` one. Out of memory halves the batch and lowers the budget of later
-windows; a value with NaN or Inf is tried again alone in float32; what still fails, or is zero, kills its row only.
+windows; a value with NaN or Inf is tried again alone in float32; what still fails, is zero, or cannot be read, kills
+its row only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from embedctl import outputs as out
 from embedctl.encoders.base import Encoder
-from embedctl.errors import OutOfDeviceMemory
+from embedctl.errors import OutOfDeviceMemory, UnreadableInput
 from embedctl.outputs import OutputKind, Outputs, Values
 from embedctl.records import Batch, WindowKey
 from embedctl.stages.prepare import Feed, Prepared
@@ -125,9 +126,30 @@ def _encode_batch(batch: Batch, engine: Engine, bad: dict[int, str], budget: int
         if len(batch.units) == 1:
             bad[int(batch.units[0])] = f"does not fit in device memory ({batch.num_tokens} tokens)"
             return [], budget
+    except UnreadableInput as exc:
+        bad.update({int(batch.units[i]): reason for i, reason in exc.reasons.items()})
+        rest = _without(batch, exc.reasons)
+        return ([], budget) if rest is None else _encode_batch(rest, engine, bad, budget)
     smaller = max(1, min(budget, batch.num_tokens) // 2)
     halves = [_encode_batch(half, engine, bad, smaller) for half in engine.split(batch)]
     return [piece for pieces, _ in halves for piece in pieces], min(fitted for _, fitted in halves)
+
+
+def _without(batch: Batch, bad: Collection[int]) -> Batch | None:
+    """The batch without these of its sequences, None where nothing is left."""
+    kept = [i for i in range(len(batch.units)) if i not in bad]
+    if not kept:
+        return None
+    lengths = np.diff(batch.cu_seqlens)
+    stays = np.isin(np.repeat(np.arange(len(lengths)), lengths), kept)
+    types = batch.token_type_ids_T
+    return Batch(
+        input_ids_T=batch.input_ids_T[stays],
+        cu_seqlens=np.concatenate(([0], np.cumsum(lengths[kept]))).astype(np.int32),
+        units=batch.units[kept],
+        token_type_ids_T=None if types is None else types[stays],
+        contents=None if batch.contents is None else [batch.contents[i] for i in kept],
+    )
 
 
 class _Gathered:
@@ -190,6 +212,7 @@ def _again(encoder: Encoder, batch: Batch, i: int) -> Outputs:
         cu_seqlens=np.array([0, end - begin], dtype=np.int32),
         units=batch.units[i : i + 1],
         token_type_ids_T=None if types is None else types[begin:end],
+        contents=None if batch.contents is None else batch.contents[i : i + 1],
     )
     try:
         return encoder.encode_float32(alone)

@@ -181,8 +181,13 @@ def _tokenize(texts: Sequence[str], rules: FeedRules) -> tuple[Tokenized, dict[i
     ids = np.concatenate([p.ids_T for p in parts])
     types = [p.types_T for p in parts if p.types_T is not None]
     truncated = np.concatenate([p.truncated for p in parts])
+    contents = texts if any(p.contents is not None for p in parts) else None
     return Tokenized(
-        ids_T=ids, offsets=offsets, truncated=truncated, types_T=np.concatenate(types) if types else None
+        ids_T=ids,
+        offsets=offsets,
+        truncated=truncated,
+        types_T=np.concatenate(types) if types else None,
+        contents=contents,
     ), bad
 
 
@@ -213,17 +218,13 @@ def _only(tokenized: Tokenized, rows: np.ndarray) -> Tokenized:
     index = np.arange(offsets[-1]) + starts
     types = None if tokenized.types_T is None else tokenized.types_T[index]
     return Tokenized(
-        ids_T=tokenized.ids_T[index], offsets=offsets, truncated=tokenized.truncated[rows], types_T=types
+        ids_T=tokenized.ids_T[index],
+        offsets=offsets,
+        truncated=tokenized.truncated[rows],
+        types_T=types,
+        contents=None if tokenized.contents is None else [tokenized.contents[i] for i in rows.tolist()],
     )
 
 
 def _renumbered(batches: Sequence[Batch], rows: np.ndarray) -> list[Batch]:
-    return [
-        Batch(
-            input_ids_T=b.input_ids_T,
-            cu_seqlens=b.cu_seqlens,
-            units=rows[b.units],
-            token_type_ids_T=b.token_type_ids_T,
-        )
-        for b in batches
-    ]
+    return [replace(b, units=rows[b.units]) for b in batches]

@@ -24,18 +24,24 @@ _SKIPPED_PER_ROW = 16
 """A window also closes when `--where` has passed over this many times its rows, so that progress is committed."""
 
 
+def _utf8_bytes(text: str) -> int:
+    return len(text.encode("utf-8"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRules:
-    """How a row is judged. where and sample give a bool mask; render gives texts, problem the reason a text is dead.
+    """How a row is judged. where and sample give a bool mask; render gives a file's rows' texts, problem the reason a text
+    is dead, size its bytes.
 
     hashed: content hashes are wanted of rows with ids."""
 
     where: Callable[[pa.RecordBatch], np.ndarray] | None
     sample: Callable[[str, np.ndarray], np.ndarray] | None
-    render: Callable[[pa.RecordBatch], list[str | None]]
+    render: Callable[[pa.RecordBatch, SourceFile], Sequence[str | None]]
     problem: Callable[[str | None], str | None]
     on_duplicate: str
     hashed: bool = True
+    size: Callable[[str], int] = _utf8_bytes
 
 
 @dataclass(slots=True)
@@ -72,7 +78,7 @@ class Judged:
 
     order: list[int]
     passes: np.ndarray
-    texts: list[str | None]
+    texts: Sequence[str | None]
     ids: list[str | None] | None
     kept: pa.Table
     uri: str
@@ -170,10 +176,11 @@ class WindowReader:
     def judge(self, block: RowBlock) -> Judged:
         """What the rules say of each row of a block; `order` are the rows that `--sample` leaves."""
         n = len(block.positions)
-        batch, uri = block.columns, self._plan.files[block.file].uri
+        batch, file = block.columns, self._plan.files[block.file]
+        uri = file.uri
         chosen = self._rules.sample(uri, block.positions) if self._rules.sample else np.ones(n, dtype=bool)
         passes = self._rules.where(batch) if self._rules.where else np.ones(n, dtype=bool)
-        texts = self._rules.render(batch)
+        texts = self._rules.render(batch, file)
         ids = _ids(batch, self._plan.id_column)
         kept = pa.Table.from_batches([batch.select(list(self._plan.keep))])
         return Judged(order=np.flatnonzero(chosen).tolist(), passes=passes, texts=texts, ids=ids, kept=kept, uri=uri)
@@ -216,7 +223,7 @@ class WindowReader:
         now.positions.append(position)
         now.ids.append(id_)
         now.texts.append(text)
-        now.text_bytes += len(text.encode("utf-8"))
+        now.text_bytes += self._rules.size(text)
         judged.taken.append(i)
         if block.raw is not None:
             now.raw.append(block.raw[i])

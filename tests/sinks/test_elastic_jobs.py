@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("urllib3")
 pytest.importorskip("orjson")
 
+from embedctl.testing.resume import COMMIT_POINTS
 from tests.rig.elastic_front import ElasticFront
 
 ROWS, IDS = 700, 680
@@ -95,7 +96,7 @@ def test_killed_and_run_again(corpus: Path, tmp_path: Path, point: str) -> None:
 
 @pytest.mark.slow
 @STORES
-@pytest.mark.parametrize("point", ["before-part", "after-part", "before-ledger", "after-ledger"])
+@pytest.mark.parametrize("point", COMMIT_POINTS)
 @pytest.mark.parametrize("which", [1, 6])
 def test_killed_at_every_commit_boundary(
     corpus: Path, tmp_path: Path, opensearch: bool, point: str, which: int

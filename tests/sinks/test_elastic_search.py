@@ -14,6 +14,7 @@ pytest.importorskip("orjson")
 
 from embedctl.errors import UsageError
 from embedctl.outputs import OutputSpec, Sparse
+from embedctl.sinks import stores
 from embedctl.sinks.base import Scannable, Searchable
 from embedctl.sinks.elastic import open_elastic
 from embedctl.sinks.keyed import KeyedSink
@@ -114,3 +115,13 @@ def test_scores_are_the_similarity_itself(
     sink.finish(sink.plan, [])
     [hits] = sink.search({"embedding": vectors[:1]}, limit=2, where=None, exact=exact)
     assert [(h.id, h.score) for h in hits] == [("0-0", pytest.approx(best)), ("0-1", pytest.approx(other))]
+
+
+def test_ids_of_every_kind(sink: KeyedSink) -> None:
+    ids = ["", "é" * 300, "a\u2028b\u0000", "18446744073709551616"]
+    sink.prepare(hand_plan(id_column="id"))
+    sink.write(replace(output(0), ids=ids, kept=KEPT.select([])))
+    keys = {ids[2], ids[3], str(stores.point_id("")), str(stores.point_id(ids[1]))}
+    assert sink._engine.present([*keys, ids[1]]) == keys
+    assert [row["id"] for row in rows_of(sink)] == ids
+    assert sink.delete(ids) == 4

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -136,20 +136,30 @@ def test_unbroken_then_again(corpus: Path, server: postgres.Postgres, table: str
     assert (lost.returncode, "its ledger is not in" in lost.stderr) == (2, True)
 
 
+@contextmanager
+def slow_load(corpus: Path, uri: str) -> Iterator[subprocess.Popen[str]]:
+    """A load that takes seconds, in a process that does not outlive the test."""
+    arguments = embed(corpus, uri, "--create", "--max-points-per-s", "300")
+    with subprocess.Popen(
+        [sys.executable, "-m", "embedctl", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as load:
+        try:
+            yield load
+        finally:
+            load.kill()
+
+
 def test_a_server_that_crashes_and_comes_back_mid_load(corpus: Path, server: postgres.Postgres, table: str) -> None:
-    load = subprocess.Popen(
-        [sys.executable, "-m", "embedctl", *embed(corpus, server.uri(table), "--create", "--max-points-per-s", "300")],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    for _ in range(2):
-        before = _count(server, table)
-        while load.poll() is None and _count(server, table) < before + 64:
-            time.sleep(0.02)
-        assert load.poll() is None, "ended before the server could be stopped"
-        server.halt()
-        time.sleep(0.5)
-        server.start()
-    out, err = load.communicate(timeout=120)
+    with slow_load(corpus, server.uri(table)) as load:
+        for _ in range(2):
+            before = _count(server, table)
+            while load.poll() is None and _count(server, table) < before + 64:
+                time.sleep(0.02)
+            assert load.poll() is None, "ended before the server could be stopped"
+            server.halt()
+            time.sleep(0.5)
+            server.start()
+        out, err = load.communicate(timeout=120)
     assert load.returncode == 0, err
     assert json.loads(out)["rows"]["written"] == duplicated.IDS
     assert_whole(rows_of(server, table))
@@ -161,6 +171,7 @@ def _count(server: postgres.Postgres, table: str) -> int:
     return int(server.sql(f'SELECT count(*) FROM "{table}"')[0][0])
 
 
+@pytest.mark.slow
 def test_several_workers(corpus: Path, server: postgres.Postgres, table: str) -> None:
     done = run(embed(corpus, server.uri(table), "--create", "--workers", "2"))
     assert done.returncode == 0, done.stderr
@@ -178,21 +189,27 @@ def test_chunks_have_a_row_each(corpus: Path, server: postgres.Postgres, table: 
     assert server.sql(f'SELECT DISTINCT pg_typeof(embedding)::text FROM "{table}"') == [("halfvec",)]
 
 
-def test_refusals(corpus: Path, server: postgres.Postgres, table: str) -> None:
-    uri = server.uri(table)
+def test_refusals(server: postgres.Postgres, table: str, tmp_path: Path) -> None:
     for more, words in (
-        (["--vector-type", "int8"], "pgvector has no int8 vectors"),
-        (["--quantization", "scalar"], "pgvector has none of its own"),
-        (["--on-duplicate", "keep"], "one record an id"),
-        (["--index-field", "nope:keyword"], "has no column 'nope'"),
+        ({"vector_type": "int8"}, "pgvector has no int8 vectors"),
+        ({"quantization": "scalar"}, "pgvector has none of its own"),
+        ({"on_duplicate": "keep"}, "one record an id"),
+        ({"keep": ("ctid",)}, "'ctid' is a name the table uses itself"),
     ):
-        refused = run(embed(corpus, uri, "--create", *more))
-        assert (refused.returncode, words in refused.stderr) == (2, True), refused.stderr
+        with pytest.raises(UsageError, match=words):
+            opened(server, table, tmp_path, **more)
+    strange = opened(server, table, tmp_path, index_field=("nope:keyword",))
+    with closing(strange) as sink, pytest.raises(UsageError, match="has no column 'nope'"):
+        sink.prepare(plan())
+    server.sql("CREATE EXTENSION IF NOT EXISTS vector")
     server.sql(f'CREATE TABLE "{table}" (id text PRIMARY KEY, embedding vector(3))')
-    refused = run(embed(corpus, uri, "--create"))
-    assert refused.returncode == 2
-    assert "column embedding is vector(3), this job needs vector(16)" in refused.stderr
-    assert f'CREATE TABLE "{table}"' in refused.stderr
+    with closing(opened(server, table, tmp_path)) as sink, pytest.raises(UsageError) as refused:
+        sink.prepare(plan())
+    assert "column embedding is vector(3), this job needs vector(4)" in str(refused.value)
+    assert f'CREATE TABLE "{table}"' in str(refused.value.hint)
+
+
+def test_secrets_stay_out_of_errors(corpus: Path) -> None:
     for bad, words in (
         ("postgresql://u:se@cret@h/db?table=t", "write @ in a user or password as %40"),
         ("postgresql://u@h/db?table=t&password=hidden", "export PGPASSWORD"),
@@ -246,18 +263,17 @@ def test_a_sync_killed_and_run_again(server: postgres.Postgres, table: str, tmp_
 
 def test_connections_that_are_cut(corpus: Path, server: postgres.Postgres, table: str) -> None:
     """Every now and then an administrator ends them all; every row is there once."""
-    load = subprocess.Popen(
-        [sys.executable, "-m", "embedctl", *embed(corpus, server.uri(table), "--create", "--max-points-per-s", "300")],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    cuts = 0
-    while load.poll() is None:
-        time.sleep(0.2)
-        found = server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'embedctl'")
-        cuts += len(found) if _count(server, table) and cuts < 6 else 0
-        if cuts >= 6:
-            break
-    _, err = load.communicate(timeout=120)
+    with slow_load(corpus, server.uri(table)) as load:
+        cuts = 0
+        while load.poll() is None:
+            time.sleep(0.2)
+            found = server.sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'embedctl'"
+            )
+            cuts += len(found) if _count(server, table) and cuts < 6 else 0
+            if cuts >= 6:
+                break
+        _, err = load.communicate(timeout=120)
     assert load.returncode == 0, err
     assert cuts >= 4
     assert_whole(rows_of(server, table))

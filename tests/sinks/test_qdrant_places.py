@@ -137,6 +137,23 @@ def test_reads_are_tried_again(there: Place) -> None:
         assert sum(b.num_rows for b in sink.scan()) == 2
 
 
+def test_named_outputs_arrive_once_though_a_third_of_the_requests_fail(there: Place) -> None:
+    sink = there.sink()
+    sink.prepare(plan())
+    there.faults.share, there.faults.kinds = 0.3, ("503", "500", "wait_timeout", "lost", "reset")
+    ids = [f"r{i}" for i in range(400)]
+    sink._engine.max_points = 20
+    record = sink.write(window(1, ids))
+    there.faults.share = 0.0
+    assert sum(n for kind, n in there.faults.seen.items() if kind != "fine") >= 3
+    assert sink.count([record]) == sink.total() == 400
+    found = held(sink)
+    assert found.keys() == set(ids)
+    written = np.asarray(window(1, ids).outputs["dense"])
+    np.testing.assert_array_equal(np.float32([found[i].vectors["dense"] for i in ids]), written)
+    assert all(set(p.vectors) == {"dense", "sparse", "tokens"} for p in found.values())
+
+
 def test_shards_and_memory_are_as_asked(there: Place) -> None:
     sink = there.sink(shards=3, on_disk=False)
     sink.prepare(plan(DENSES))
@@ -161,6 +178,18 @@ def test_a_sync_overwrites_older_generations_and_a_retry_does_not(there: Place) 
     sink.drop_rows(window(5, ["a", "b"], DENSES).record, replace(window(5, ["a", "b"], DENSES).record, revision=1), [0])
     assert held(sink).keys() == {"a", "b", "new"}, "what the sync wrote is not the old row's to take out"
     assert held(sink)["a"].payload["_pos"] == stores.position_number(record, 0)
+
+
+def test_rows_that_a_killed_sync_took_out_do_not_make_older_windows_lost(there: Place) -> None:
+    sink, first = there.sink(), plan(DENSES)
+    sink.prepare(first)
+    old = sink.write(window(1, ["a", "b"], DENSES))
+    sink.prepare(replace(first, generation=2, changes=2))
+    new = sink.write(window(0, ["c"], DENSES, generation=2))
+    assert sink.delete(["a"]) == 1
+    assert sink.reconcile([old, new]).lost == ()
+    assert sink.delete(["c"]) == 1
+    assert sink.reconcile([old, new]).lost == (new,)
 
 
 def test_a_collection_without_points_changes_hands(there: Place) -> None:

@@ -137,7 +137,7 @@ def _reader(
     rules = RowRules(
         where=(lambda batch: batch.column("ok").fill_null(False).to_numpy(zero_copy_only=False)) if where else None,
         sample=(lambda uri, positions: (positions + len(uri)) % 3 != 0) if sampled else None,
-        render=lambda batch: batch.column("text").to_pylist(),
+        render=lambda batch, _: batch.column("text").to_pylist(),
         problem=row_problem,
         on_duplicate=on_duplicate,
     )
