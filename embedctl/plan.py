@@ -219,6 +219,11 @@ def load(storage: Storage, generation: int | None = None) -> Plan | None:
         ) from exc
 
 
+def delete(storage: Storage, generation: int) -> None:
+    """Forget a plan that nothing goes back to. Absent is fine."""
+    storage.delete(_name(generation))
+
+
 def contradictions(plan: Plan, spec: JobSpec) -> list[str]:
     """Fields in which the spec asks for something else than the plan holds, as `--flag: asked 1, planned 2`."""
     default = JobSpec().of_kind("rows", "recipe", "tuning")

@@ -75,6 +75,10 @@ def open_encoder(
     if pooling is not None and folder.pooling is None:
         raise UsageError(f"--pooling: {folder.name} has no pooling to choose", hint="leave out --pooling")
     pruning = Pruning(top_k=sparse_top_k, threshold=sparse_threshold or 0.0)
+    if folder.media is not None:
+        from embedctl.encoders.media import open_media
+
+        return open_media(folder, dtype=dtype, device=device, threads=threads, dim=dim)
     if folder.kind == "static":
         return _open_static(folder, dim, pruning)
     kernel = choose_attention(device, dtype, attention)

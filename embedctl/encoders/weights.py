@@ -35,7 +35,7 @@ def load_transformer(
     import transformers
 
     assert folder.path is not None
-    with _quiet():
+    with quiet():
         config = _config(folder, folder.path)
         alone = folder.model_type in _ENCODER_ALONE
         auto = getattr(transformers, auto_class or ("AutoModelForTextEncoding" if alone else "AutoModel"))
@@ -135,7 +135,7 @@ def is_out_of_memory(exc: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No progress bars and no advice on stderr: what matters becomes an error of ours."""
     from transformers.utils import logging
 

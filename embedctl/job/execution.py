@@ -117,7 +117,7 @@ class Execution:
         limit_s = self.spec.time_limit_s
         if limit_s is not None and time.monotonic() - self.began > limit_s:
             raise LimitReached(
-                f"{self.storage.uri}: --time-limit {self.spec.time_limit} is over, {self.tally.rows.read:,} rows are done",
+                f"{self.storage.uri}: --time-limit {self.spec.time_limit} is over, {self.tally.rows.read:,} rows in",
                 hint="the same command goes on from here",
             )
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from embedctl.errors import UsageError
-from embedctl.job import scoring, wiring
+from embedctl.job import media, scoring, wiring
 from embedctl.job.limits import available_cpus
 from embedctl.models.folder import ModelFolder
 from embedctl.models.load import find_model
@@ -25,8 +25,8 @@ FIRST_WINDOW_ROWS = 1024
 
 
 def open_models(spec: JobSpec) -> tuple[ModelFolder, ...]:
-    """:raises ModelError: not found, or not understood."""
-    return tuple(
+    """:raises ModelError: not found, or not understood. :raises UsageError: it does not read what the rows are."""
+    folders = [
         find_model(
             asked,
             revision=spec.revision,
@@ -36,7 +36,8 @@ def open_models(spec: JobSpec) -> tuple[ModelFolder, ...]:
             scorer=spec.task != "embed",
         )
         for _, asked in spec.models
-    )
+    ]
+    return media.as_read(folders, spec)
 
 
 def passes_of(spec: JobSpec, folders: Sequence[ModelFolder], id_type: str) -> tuple[Pass, ...]:

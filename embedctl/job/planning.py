@@ -14,6 +14,7 @@ from embedctl import registry
 from embedctl.heads.precision import calibrate
 from embedctl.job import scoring, wiring
 from embedctl.job.averages import counted
+from embedctl.job.media import check_texts
 from embedctl.job.passes import check_names, open_models, passes_of
 from embedctl.models.folder import ModelFolder
 from embedctl.outputs import dense
@@ -26,6 +27,7 @@ from embedctl.sources.schema import column_names, read_schemas, resolve_schema
 from embedctl.sources.slices import cut_slices, size_segments
 from embedctl.sources.where import columns_of
 from embedctl.spec import JobSpec
+from embedctl.spec_media import flag_of, media_of
 from embedctl.text.template import text_rule
 
 PROBES = 32
@@ -48,11 +50,12 @@ def draft(spec: JobSpec, files: Sequence[SourceFile]) -> Draft:
     """:raises UsageError, ModelError, SourceError: before any work, naming the field, column or file."""
     formats = {name: registry.get("formats", name)() for name in sorted({f.format for f in files})}
     columns = text_rule(spec.text_column, spec.text_template).columns if spec.text_column or spec.text_template else ()
+    content = media_of(spec)
     schemas = read_schemas(files, formats)
     schema = resolve_schema(
         files,
         formats,
-        text_columns=() if spec.candidates_column else columns or None,
+        text_columns=() if spec.candidates_column else (content[1],) if content else columns or None,
         template=spec.text_template is not None,
         id_column=spec.id_column,
         keep=spec.keep,
@@ -60,8 +63,10 @@ def draft(spec: JobSpec, files: Sequence[SourceFile]) -> Draft:
         schemas=schemas,
         queries=scoring.query_columns(spec),
         candidates=spec.candidates_column,
+        content_flag=flag_of(content[0]) if content else None,
     )
     folders = open_models(spec)
+    check_texts(folders)
     id_field = schema.schema.field(schema.id_column) if schema.id_column else None
     id_type = "int64" if id_field is not None and is_number_id(id_field) else "string"
     passes = passes_of(spec, folders, id_type)

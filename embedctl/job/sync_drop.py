@@ -14,12 +14,14 @@ from dataclasses import replace
 import numpy as np
 
 from embedctl import failpoints
+from embedctl import plan as plans
 from embedctl.errors import BooksError
+from embedctl.ledger import dead, rows_state
 from embedctl.ledger import hashes as kept_hashes
-from embedctl.ledger import rows_state
 from embedctl.ledger.segments import RETIRED, Ledger
 from embedctl.plan import Plan
 from embedctl.records import FileBooks, WindowKey, WindowRecord
+from embedctl.sinks import versions
 from embedctl.sinks.base import Hashed, Sink
 from embedctl.sources import changes
 from embedctl.stages.hashes import id_hashes
@@ -64,6 +66,8 @@ def drop_replaced(plan: Plan, storage: LocalStorage, ledger: Ledger, sink: Sink)
         failpoints.hit("after-drop")
         emptied = not changed.units and changed.part is None
         ledger.append({"kind": RETIRED, "keys": [[generation, slice_, window]]} if emptied else changed)
+        if not isinstance(sink, Hashed):
+            kept_hashes.delete(storage, record.key, record.revision)
 
 
 def keep_hashes(record: WindowRecord, changed: WindowRecord, rows: np.ndarray, storage: Storage, sink: Sink) -> None:
@@ -93,9 +97,21 @@ def remember(plan: Plan, storage: LocalStorage, ledger: Ledger, sink: Sink) -> N
     rows_state.drop_others(storage, state.name)
 
 
-def clear(plan: Plan, storage: LocalStorage) -> None:
-    """The list of changes has done its work."""
+def clear(plan: Plan, storage: LocalStorage, first: int) -> None:
+    """The list of changes has done its work, and so have letters before generation `first`, and plans of no version."""
     changes.clear(storage, plan.generation)
+    for entry in storage.list(dead.FOLDER):
+        if (number := _generation_in(entry.name)) is not None and number < first:
+            storage.delete(entry.name)
+    kept = [versions.generation_of(name) for name in versions.names(storage)]
+    oldest = min([plan.generation - 1, *kept])
+    for number in range(2, oldest):
+        plans.delete(storage, number)
+
+
+def _generation_in(name: str) -> int | None:
+    number = name.rpartition("/")[2].partition("-")[0].removeprefix("g")
+    return int(number) if number.isdecimal() else None
 
 
 def _blocks(

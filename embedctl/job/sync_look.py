@@ -82,7 +82,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looker:
-    """All that the first pass needs. lost: windows are gone, so that no file's rows are known to be all there."""
+    """All that the first pass needs. lost: rows are gone, so that no file's are known to be all there."""
 
     spec: JobSpec
     last: Plan

@@ -160,11 +160,11 @@ class Scan:
         known, passes = self.letters, judged.passes.tolist()
         problem, errors = self.reader.problem, block.errors
         for i in judged.order:
+            if self.limit is not None and self.is_full:
+                break
             if not passes[i] and i not in errors:
                 books.skipped += 1
                 continue
-            if self.is_full:
-                break
             self.rows += 1
             why = problem(judged, block, i)
             if known:

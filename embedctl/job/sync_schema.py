@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from embedctl import registry
 from embedctl.errors import GuardRefused, PlanMismatch, UsageError
+from embedctl.job.media import content_flag_of
 from embedctl.plan import Plan
 from embedctl.records import SourceFile
 from embedctl.sources.roles import is_number_id
@@ -56,6 +57,7 @@ def _resolved(last: Plan, files: Sequence[SourceFile], updated_column: str | Non
             keep=list(last.keep) if "*" in keep else keep,
             where_columns=sorted(needed | ({updated_column} if updated_column else set())),
             schemas=schemas,
+            content_flag=content_flag_of(last),
         ).schema
     except UsageError as exc:
         if not str(exc).startswith("--id-column: no column") and "is missing in" not in str(exc):

@@ -13,7 +13,7 @@ import pyarrow as pa
 from embedctl import pairs, registry
 from embedctl.encoders.base import Encoder
 from embedctl.heads.precision import overflows, quantize
-from embedctl.job import scoring
+from embedctl.job import media, scoring
 from embedctl.models.folder import ModelFolder
 from embedctl.models.lexical import with_avg_len
 from embedctl.outputs import Multivector, OutputKind, Sparse, Values
@@ -24,7 +24,7 @@ from embedctl.sources.slices import sample_mask
 from embedctl.sources.where import Where
 from embedctl.stages.commit import VectorRules
 from embedctl.stages.prepare import FeedRules, Spans, TextRules, stretch
-from embedctl.stages.windows import Blocks, RowRules
+from embedctl.stages.windows import Blocks, RowRules, utf8_bytes
 from embedctl.text.chunk import Chunker, Kind, pool_chunks
 from embedctl.text.template import row_problem, text_rule
 from embedctl.tokens.base import Tokenizer
@@ -51,13 +51,15 @@ def row_rules(plan: Plan) -> RowRules:
     sample: Callable[[str, np.ndarray], np.ndarray] | None = None
     if fraction is not None:
         sample = lambda uri, positions: sample_mask(uri, positions, fraction)  # noqa: E731
-    render, problem = _texts_of(plan)
+    pictured = media.rule_of(plan)
+    render, problem = _texts_of(plan) if pictured is None else (pictured.render, pictured.problem)
     return RowRules(
         where=Where(where, plan.schema).mask if where else None,
         sample=sample,
         render=render,
         problem=problem,
         on_duplicate=plan.spec["on_duplicate"],
+        size=utf8_bytes if pictured is None else len,
     )
 
 
@@ -77,6 +79,8 @@ def open_tokenizer(folder: ModelFolder, resolved: Mapping[str, Any], spec: Mappi
     if scoring.of_pairs(spec):
         set_threads(resolved["threads"])
         return scoring.open_pair_tokenizer(folder, resolved, spec)
+    if folder.media is not None and (found := media.open_media_tokenizer(folder, resolved)) is not None:
+        return found
     if folder.kind == "fake":
         from embedctl.tokens.fake import FakeTokenizer
 
@@ -111,7 +115,7 @@ def open_tokenizers(folders: Sequence[ModelFolder], plan: Plan) -> list[Tokenize
             folder.add_special_tokens,
             chat,
         )
-        key = (folder.tokenizer_fingerprint(), *settings, folder.marker)
+        key = (folder.tokenizer_fingerprint(), *settings, folder.marker, folder.reads and folder.root)
         if key not in known:
             known[key] = open_tokenizer(folder, one.resolved, plan.spec)
         tokenizers.append(known[key])

@@ -117,7 +117,7 @@ class Ledger:
         if len(names) <= 1:
             return
         windows = [record_to_json(self.contents.windows[k]) for k in sorted(self.contents.windows)]
-        content = _encode([*windows, *self.contents.events])
+        content = _encode([*windows, *_still_needed(self.contents.events)])
         name = f"{FOLDER}/all-{hashlib.blake2b(content, digest_size=12).hexdigest()}.seg"
         self._storage.put_if_absent(name, content)
         for old in names:
@@ -138,6 +138,12 @@ class Ledger:
             self._next += 1
             if self._storage.put_if_absent(name, content):
                 return name
+
+
+def _still_needed(events: list[Json]) -> list[Json]:
+    """All but the books that two later generations have taken over: they name every file, night after night."""
+    newest = sorted((e["generation"] for e in events if e["kind"] == "base"), reverse=True)[:2]
+    return [e for e in events if e["kind"] != "base" or e["generation"] in newest]
 
 
 def _encode(objects: Iterable[Json]) -> bytes:

@@ -194,7 +194,14 @@ class ModelFolder:
                 f"--{kind}-column: {self.name} ({self.architecture or self.kind}) reads no {WORDS[kind]}s; {which} do",
                 hint="--model FOLDER names another model",
             )
-        return replace(self, reads=kind, max_seq_length=UNLIMITED, max_positions=None, query_side=self)
+        return replace(
+            self,
+            reads=kind,
+            max_seq_length=UNLIMITED,
+            max_positions=None,
+            default_prompt_name=None,
+            query_side=self,
+        )
 
     def tokenizer_fingerprint(self) -> str:
         """The same for models whose tokenizers have the same files."""

@@ -202,7 +202,7 @@ def _resolved(plan: Plan, one: Pass, folder: ModelFolder, asking: Asking) -> tup
         device = resolve_device(asking.device)
     changed: dict[str, Any] = {"prompt": query_prompt(folder, asking), "device": device, "compile": False}
     changed["threads"] = asking.threads or limits.available_cpus()
-    if folder.late is not None:  # late interaction reads queries of a length of their own
+    if folder.late is not None or folder.media is not None:  # which read queries of a length of their own
         changed["max_length"] = folder.max_seq_length
     same_kind = device.partition(":")[0] == str(one.resolved["device"]).partition(":")[0]
     return {**one.resolved, **changed}, {**plan.spec, "attention": plan.spec["attention"] if same_kind else None}

@@ -17,6 +17,7 @@ from embedctl.errors import UsageError
 from embedctl.records import SourceFile
 from embedctl.sources.base import Format
 from embedctl.sources.conform import path_type
+from embedctl.sources.contents import content_field
 from embedctl.sources.drift import FileSchema, is_text_like, unify
 from embedctl.sources.jsonl import SAMPLE_BYTES, JsonlFormat
 from embedctl.sources.roles import AnyField, mark_id, mark_json
@@ -85,13 +86,15 @@ def resolve_schema(
     schemas: Sequence[FileSchema] | None = None,
     queries: Sequence[str] = (),
     candidates: str | None = None,
+    content_flag: str | None = None,
 ) -> ResolvedSchema:
     """Choose and check the columns of a job.
 
     :param text_columns: None chooses one. Without `template` there is one, and it must hold text; with it, any scalars.
     :param keep: names, dotted paths into structs, `name:type` (string, int64, float64, bool), or `*`.
     :param schemas: what `read_schemas` gave, when the caller has it already.
-    :param queries: columns of a second text, any scalars. candidates: a column of lists.
+    :param queries: columns of a second text, any scalars. candidates: a column of lists. content_flag: the flag that
+        named the text column, which holds pictures or sounds.
     :raises UsageError: a column is missing, of a wrong type or reserved, or types differ between files.
     :raises SourceError: a file cannot be opened.
     """
@@ -106,7 +109,7 @@ def resolve_schema(
     kept = _parse_keep(keep, names, texts, id_column)
     if not known:
         return _of_nothing((*texts, *queries), id_column, kept, where, candidates)
-    fields = _fields(known, names, texts, template, kept, where)
+    fields = _fields(known, names, texts, template, kept, where, content_flag)
     fields |= {q: _template_field(known, names, q, "--query-column") for q in queries if q not in texts}
     if candidates is not None:
         fields[candidates] = _list_field(known, names, candidates)
@@ -128,10 +131,14 @@ def _fields(
     template: bool,
     kept: Mapping[str, pa.DataType | None],
     where: Sequence[str],
+    content_flag: str | None,
 ) -> dict[str, AnyField]:
     """The field of every needed column but the id; of several uses the first decides: text, keep, where."""
     text_field = _template_field if template else _text_field
-    fields = {name: text_field(known, names, name) for name in texts}
+    if content_flag is not None:
+        fields = {n: content_field(n, _present(known, names, n, content_flag), content_flag) for n in texts}
+    else:
+        fields = {name: text_field(known, names, name) for name in texts}
     flags = {**dict.fromkeys(where, "--where"), **dict.fromkeys(kept, "--keep")}
     for name in (*kept, *where):
         if name not in fields:

@@ -24,7 +24,8 @@ _SKIPPED_PER_ROW = 16
 """A window also closes when `--where` has passed over this many times its rows, so that progress is committed."""
 
 
-def _utf8_bytes(text: str) -> int:
+def utf8_bytes(text: str) -> int:
+    """Of a text as it is stored."""
     return len(text.encode("utf-8"))
 
 
@@ -41,7 +42,7 @@ class RowRules:
     problem: Callable[[str | None], str | None]
     on_duplicate: str
     hashed: bool = True
-    size: Callable[[str], int] = _utf8_bytes
+    size: Callable[[str], int] = utf8_bytes
 
 
 @dataclass(slots=True)

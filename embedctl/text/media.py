@@ -2,8 +2,7 @@
 
 Enters: a column of bytes, of structs of bytes and path as `datasets` writes them, or of text: a path (relative to the
 corpus file, or absolute) or a `data:` URI. Leaves: one string a row, as `media` makes them, each read only when it is
-asked for, so that the files of a block never lie in memory together. Refused, as UsageError: a column of other types.
-A row without content is told by `problem`.
+asked for, so that the files of a block never lie in memory together. A row without content is told by `problem`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from urllib.parse import unquote_to_bytes
 
 import pyarrow as pa
 
-from embedctl.errors import UsageError
 from embedctl.media import MAX_BYTES, WORDS, Kind, Unreadable, as_bytes, as_failure, as_text, failure_of
 from embedctl.records import SourceFile
 
@@ -61,34 +59,6 @@ def _header_reader(kind: Kind) -> Callable[[bytes], Any]:
     from embedctl.media.sounds import seconds_of
 
     return seconds_of
-
-
-def check_type(kind: pa.DataType, column: str, flag: str) -> None:
-    """:raises UsageError: a column of this type holds neither bytes nor paths."""
-    types = pa.types
-    if types.is_struct(kind):
-        fields = {f.name: f.type for f in kind}
-        if any(_is_bytes(fields.get(name)) or _is_text(fields.get(name)) for name in ("bytes", "path")):
-            return
-        raise UsageError(f"{flag}: column {column!r} is {kind}, without a field `bytes` or `path`")
-    if not (_is_bytes(kind) or _is_text(kind) or types.is_null(kind)):
-        raise UsageError(
-            f"{flag}: column {column!r} is {kind}; allowed: bytes, structs of bytes and path, or paths as text"
-        )
-
-
-def _is_bytes(kind: pa.DataType | None) -> bool:
-    types = pa.types
-    return kind is not None and (
-        types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_binary_view(kind)
-        or types.is_fixed_size_binary(kind)
-    )
-
-
-def _is_text(kind: pa.DataType | None) -> bool:
-    return kind is not None and (pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 class _Contents(Sequence[str | None]):

@@ -84,13 +84,11 @@ class ReferenceTokenizer:
         for i, text in enumerate(texts):
             found, truncated[i] = self._one(self._prompt + text)
             ids.append(found["input_ids"])
-            types.append(found.get("token_type_ids") or [0] * len(ids[-1]))
+            types += [found["token_type_ids"]] if "token_type_ids" in found else []
         offsets = np.concatenate(([0], np.cumsum([len(one) for one in ids]))).astype(np.int64)
         flat = np.fromiter((i for one in ids for i in one), dtype=np.int32, count=int(offsets[-1]))
-        types_T = np.fromiter((i for one in types for i in one), dtype=np.uint8, count=int(offsets[-1]))
-        return Tokenized(
-            ids_T=flat, offsets=offsets, truncated=truncated, types_T=types_T if types_T.any() else None
-        )
+        types_T = np.array([i for one in types for i in one], dtype=np.uint8) if types else None
+        return Tokenized(ids_T=flat, offsets=offsets, truncated=truncated, types_T=types_T)
 
     def _one(self, text: str) -> tuple[Any, bool]:
         text.encode("utf-8")  # lone surrogates are refused here, as the tokenizers in Rust refuse them

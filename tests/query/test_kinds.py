@@ -167,10 +167,8 @@ def test_idf_weighs_as_qdrant_does():
     assert idf == pytest.approx([np.log(1.5 / 2.5 + 1), np.log(2.5 / 1.5 + 1)])
     scorer = SparseScorer(asked, idf)
     assert scorer(scorer.values(stored), 0, 1)[0] == pytest.approx([idf[0] + 2 * idf[1], 3 * idf[0], -np.inf])
-    nothing = SparseScorer(
-        Sparse(offsets=np.array([0, 0]), indices=np.zeros(0, np.uint32), values=np.zeros(0, np.float32))
-    )
-    assert nothing(nothing.values(stored), 0, 1)[0].tolist() == [0, 0, 0]
+    nothing = SparseScorer(_sparse([0, 0], [], []))
+    assert nothing(nothing.values(stored), 0, 1)[0].tolist() == [-np.inf] * 3
 
 
 def test_maxsim_by_dot_keeps_lengths():

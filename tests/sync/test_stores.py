@@ -12,6 +12,7 @@ import pytest
 
 from embedctl import job
 from embedctl.events import Silent
+from embedctl.job.delete import delete
 from embedctl.job.destination import open_existing
 from embedctl.sinks.base import Scannable
 from tests.sync.world import World, counting, fresh_rows, killed_at, spec_of
@@ -84,6 +85,15 @@ def test_surplus_chunks_go(world: World, to: str, tmp_path: Path) -> None:
     world.write_all()
     run(world, to, **more)()
     assert agrees(world, to, tmp_path / "fresh", **more)
+
+
+def test_rows_deleted_by_id_come_back_where_the_corpus_has_them(world: World, to: str, tmp_path: Path) -> None:
+    run(world, to)()
+    delete(to, ["r3", "r9"], listener=Silent())
+    assert len(held(world, to)) == 38
+    assert run(world, to)().details["changes"]["added"] == 2
+    assert agrees(world, to, tmp_path / "fresh")
+    assert run(world, to)().status == "already in sync"
 
 
 @pytest.mark.parametrize("first", [1, 3])
