@@ -1,6 +1,6 @@
 """What may be asked of a job whose rows are pictures or sounds, and not texts.
 
-Enters: a `JobSpec`. Refuses, naming the flag: two sources of a row's content, settings that only mean something for text.
+Enters: a `JobSpec`. Refuses, naming the flag: two sources of a row's content, settings that are for texts only.
 """
 
 from __future__ import annotations
@@ -48,4 +48,6 @@ def check_media(spec: JobSpec) -> None:
         if getattr(spec, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')}: it is for texts, and {flag} gives none")
     if spec.on_overlong == "chunk":
-        raise UsageError(f"--on-overlong: {flag} gives nothing that can be cut into chunks", hint="--on-overlong truncate")
+        raise UsageError(
+            f"--on-overlong: {flag} gives nothing that can be cut into chunks", hint="--on-overlong truncate"
+        )

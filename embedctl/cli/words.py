@@ -11,6 +11,7 @@ from embedctl.events import Progress, Summary
 
 MOST_LINES = 20
 MOST_CELL = 60
+CHANGES = {"added": "new", "changed": "changed", "payload": "with other columns only", "deleted": "vanished"}
 STAGES = ("read", "tokenize", "encode", "write")
 
 
@@ -69,6 +70,7 @@ def summary_lines(summary: Summary) -> list[str]:
     lines = [
         f"{summary.status}: {summary.destination}",
         f"  rows     {rows['read']:,} read = {' + '.join(parts)}",
+        *_change_lines(summary.details),
         f"  vectors  {summary.units:,}",
         f"  tokens   {summary.tokens:,}{rate}, {summary.truncated:,} truncated, {summary.padding:.1%} padding",
         f"  seconds  {total_s:.1f}" + _stages(summary.seconds),
@@ -81,6 +83,21 @@ def summary_lines(summary: Summary) -> list[str]:
         )
     if summary.exit_code in RESUMABLE:
         lines.append("  try: the same command again; it goes on where this one stopped")
+    return lines
+
+
+def _change_lines(details: Mapping[str, Any]) -> list[str]:
+    """What a sync found: new, changed, only other columns, vanished; ids of a few where it only looked."""
+    counts = details.get("changes")
+    if not counts:
+        return []
+    told = [f"{counts[k] or 0:,} {word}" for k, word in CHANGES.items()]
+    if "files_read" in counts:
+        told.append(f"{counts['files_read']:,} files read, {counts['files_unread']:,} as they were")
+    lines = [f"  changes  {', '.join(told)}"]
+    for kind, ids in details.get("examples", {}).items():
+        if ids:
+            lines.append(f"    {CHANGES.get(kind, kind):<24} {', '.join(map(str, ids))}")
     return lines
 
 

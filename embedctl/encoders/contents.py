@@ -1,14 +1,15 @@
 """Encoded pictures and sounds -> what a model takes, with transformers' own processors, in parallel threads.
 
-Enters: contents of a batch, as `media` makes them. Leaves: for each the processor's tensors as of a batch of one, on the
-CPU. What decodes and scales holds the GIL only in passing, so threads do. Refused, as `UnreadableInput`: those that
-cannot be decoded or prepared, each with its reason; the others' work is kept for the next try.
+Enters: contents of a batch, as `media` makes them. Leaves: for each the processor's tensors as of a batch of one, on
+the CPU. What decodes and scales lets go of the GIL, so threads do. Refused, as `UnreadableInput`: those that cannot be
+decoded or prepared, each with its reason; the others' work is kept for the next try.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -99,19 +100,24 @@ def _sound(extractor: Any, content: bytes) -> Inputs:
     same."""
     rate, most = int(extractor.sampling_rate), max_seconds_of(extractor)
     samples = samples_of(content, rate, most)
-    ask = lambda: extractor(samples, sampling_rate=rate, return_tensors="pt")  # noqa: E731
+    drawn = most is None and len(samples) > extractor.nb_max_samples
     try:
-        if most is not None or len(samples) <= extractor.nb_max_samples:
-            return _tensors(ask())
-        with _CHANCE:
-            state = np.random.get_state()
-            np.random.seed(0)
-            try:
-                return _tensors(ask())
-            finally:
-                np.random.set_state(state)
+        with _fixed_chance() if drawn else contextlib.nullcontext():
+            return _tensors(extractor(samples, sampling_rate=rate, return_tensors="pt"))
     except (ValueError, TypeError, RuntimeError, MemoryError) as exc:
         raise Unreadable(f"the sound of {len(samples) / rate:,.2f} s cannot be prepared: {exc}") from exc
+
+
+@contextlib.contextmanager
+def _fixed_chance() -> Iterator[None]:
+    """numpy's global chance begins anew, for one thread at a time, and goes on afterwards where it was."""
+    with _CHANCE:
+        state = np.random.get_state()
+        np.random.seed(0)
+        try:
+            yield
+        finally:
+            np.random.set_state(state)
 
 
 def _tensors(found: Mapping[str, Any]) -> Inputs:

@@ -1,9 +1,9 @@
 """Models of pictures, sounds and texts: CLIP and SigLIP kinds and CLAP, a vector each; ColPali kinds, a vector a token.
 
-Enters: a batch of contents, or of tokens. Leaves: what the model's own methods give for each alone: inputs of one shape
-run together and nothing is ever padded, so neighbours cannot count. Where a vision tower takes pictures of any shape end
-to end (Qwen2-VL's does), those of as many patches are one pass. Contents are prepared on one lane while the other
-computes.
+Enters: a batch of contents, or of tokens. Leaves: what the model's own methods give for each alone: inputs of one
+shape run together and nothing is ever padded, so neighbours cannot count. Where a vision tower takes pictures of any
+shape end to end (Qwen2-VL's does), those of as many patches are one pass. Contents are prepared on one lane while the
+other computes.
 """
 
 from __future__ import annotations

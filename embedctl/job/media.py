@@ -1,7 +1,7 @@
 """What a job over pictures or sounds plans and wires differently from one over texts.
 
-Enters: a `JobSpec` or a plan. Leaves: the same models as they read rows, rules, tokenizers. Refuses: models that read no
-such rows, and page models over texts.
+Enters: a `JobSpec` or a plan. Leaves: the same models as they read rows, rules, tokenizers. Refuses: models that read
+no such rows, and page models over texts.
 """
 
 from __future__ import annotations

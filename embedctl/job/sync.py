@@ -10,7 +10,7 @@ import contextlib
 import time
 
 from embedctl import plan as plans
-from embedctl.errors import Locked, PlanMismatch, UsageError
+from embedctl.errors import GuardRefused, Locked, PlanMismatch, UsageError
 from embedctl.events import Listener, Rows, Summary
 from embedctl.job import finalise as ending
 from embedctl.job import planning, run
@@ -79,6 +79,11 @@ def _first(spec: JobSpec, listener: Listener, *, dry_run: bool) -> Summary:
     """The first time all rows are new. :raises UsageError: rows have no ids."""
     plan = planning.draft(spec, discover(spec.inputs, spec.format)).plan
     check_ids(plan)
+    counted = sum(ending.planned_rows(plan).values())
+    if spec.min_rows is not None and 0 < counted < spec.min_rows:
+        raise GuardRefused(
+            f"the corpus holds {counted:,} rows, fewer than --min-rows {spec.min_rows}", hint="is the corpus whole?"
+        )
     if not dry_run:
         summary = run.embed(spec, listener)
         _prepare_next(spec)

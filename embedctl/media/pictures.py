@@ -67,7 +67,8 @@ def _opened(content: bytes) -> Image:
     try:
         picture = Image.open(io.BytesIO(content), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as exc:
-        raise Unreadable(f"the picture has more than {MAX_PIXELS:,} pixels: {_words(exc)}") from exc
+        size = _words(exc).partition(" exceeds")[0]
+        raise Unreadable(f"the picture has more than {MAX_PIXELS:,} pixels ({size})") from exc
     except UnidentifiedImageError as exc:
         raise Unreadable(f"not a picture ({len(content):,} bytes that begin with {content[:8]!r})") from exc
     except _BROKEN as exc:

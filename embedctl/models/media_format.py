@@ -79,7 +79,9 @@ def _config(path: Path, kind: str) -> object:
     try:
         from transformers import AutoConfig
     except ImportError as exc:
-        raise ModelError(f"{path}: reading a {kind} model needs transformers", hint="pip install 'embedctl[torch]'") from exc
+        raise ModelError(
+            f"{path}: reading a {kind} model needs transformers", hint="pip install 'embedctl[torch]'"
+        ) from exc
     try:
         return AutoConfig.from_pretrained(str(path), local_files_only=True)
     except Exception as exc:

@@ -23,9 +23,9 @@ from embedctl.records import WindowKey, WindowOutput, WindowRecord
 from embedctl.storage import STATE, Storage, etag_of
 
 FOLDER = f"{STATE}/ids"
-ROW_BITS, WINDOW_BITS, SLICE_BITS, GENERATION_BITS = 20, 15, 15, 12
+ROW_BITS, WINDOW_BITS, SLICE_BITS, GENERATION_BITS = 17, 17, 17, 12
 MAX_ROWS = (1 << ROW_BITS) - 1024
-"""Rows of a window. Qdrant compares `_pos` as float64, where the last of 2^20 round up to the next window."""
+"""Rows of a window. Qdrant compares `_pos` as float64, where the last of them round up to the next window."""
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 PointId = int | str

@@ -20,17 +20,12 @@ from embedctl.sources.conform import path_type
 from embedctl.sources.contents import content_field
 from embedctl.sources.drift import FileSchema, is_text_like, unify
 from embedctl.sources.jsonl import SAMPLE_BYTES, JsonlFormat
+from embedctl.sources.keep import parse_keep
 from embedctl.sources.roles import AnyField, mark_id, mark_json
 
 ID_NAMES = ("id", "_id", "docid")
 TEXT_NAMES = ("text", "content", "body", "document", "passage", "abstract")
 RESERVED_NAMES = frozenset({"id", "embedding", "chunk", "char_start", "char_end", "token_count", "truncated"})
-OVERRIDES: dict[str, pa.DataType] = {
-    "string": pa.string(),
-    "int64": pa.int64(),
-    "float64": pa.float64(),
-    "bool": pa.bool_(),
-}
 _TOTAL_SAMPLE_BYTES = 64 << 20
 _MIN_SAMPLE_BYTES = 1 << 16
 
@@ -106,7 +101,7 @@ def resolve_schema(
     id_column = _id_column(known, id_column)
     texts = tuple(text_columns) if text_columns is not None else (_text_column(known, names, id_column, queries),)
     where = tuple(dict.fromkeys(where_columns))
-    kept = _parse_keep(keep, names, texts, id_column)
+    kept = parse_keep(keep, names, texts, id_column, reserved=RESERVED_NAMES)
     if not known:
         return _of_nothing((*texts, *queries), id_column, kept, where, candidates)
     fields = _fields(known, names, texts, template, kept, where, content_flag)
@@ -202,36 +197,6 @@ def _text_column(
 def _may_hold_text(s: FileSchema, name: str) -> bool:
     type_ = path_type(s.schema, name)
     return s.sampled if type_ is None else is_text_like(type_)
-
-
-def _parse_keep(
-    keep: Sequence[str], names: Sequence[str], texts: Sequence[str], id_column: str | None
-) -> dict[str, pa.DataType | None]:
-    """Kept column -> the type the user forced, or None."""
-    out: dict[str, pa.DataType | None] = {}
-    for item in keep:
-        if item == "*":
-            for other in names:
-                if other not in texts and other != id_column:
-                    out.setdefault(other, None)
-            continue
-        name, colon, type_name = item.rpartition(":")
-        if item in names or not colon:
-            out[item] = None
-        elif type_name in OVERRIDES:
-            out[name] = OVERRIDES[type_name]
-        else:
-            raise UsageError(
-                f"--keep: {item!r} asks for type {type_name!r}; allowed: {', '.join(OVERRIDES)}",
-                hint=f"--keep {name}:string",
-            )
-    for name in out:
-        if name in RESERVED_NAMES and name != id_column:
-            raise UsageError(
-                f"--keep: {name!r} is a name the output uses itself; reserved: {', '.join(sorted(RESERVED_NAMES))}",
-                hint="--id-column id" if name == "id" else "leave it out, or rename it in the corpus",
-            )
-    return out
 
 
 def _text_field(known: Sequence[FileSchema], names: Sequence[str], name: str) -> AnyField:

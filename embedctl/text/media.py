@@ -77,7 +77,7 @@ class _Contents(Sequence[str | None]):
     @overload
     def __getitem__(self, i: slice) -> Sequence[str | None]: ...
 
-    def __getitem__(self, i: int | slice) -> str | None | Sequence[str | None]:
+    def __getitem__(self, i: int | slice) -> str | Sequence[str | None] | None:
         if isinstance(i, slice):
             return [self[n] for n in range(*i.indices(len(self)))]
         if self._last[0] != i:

@@ -27,7 +27,9 @@ class ContentCounter:
 
     num_prompt_tokens = overhead_tokens = 0
 
-    def __init__(self, kind: Kind, tokens: int | Callable[[int, int], int], *, max_length: int, max_seconds: float | None) -> None:
+    def __init__(
+        self, kind: Kind, tokens: int | Callable[[int, int], int], *, max_length: int, max_seconds: float | None
+    ) -> None:
         """tokens: of every content, or of a picture of that width and height. max_seconds: longer sounds are cut."""
         self.max_length = max_length
         self._kind, self._tokens, self._max_seconds = kind, tokens, max_seconds
@@ -59,7 +61,7 @@ class ContentCounter:
 
     count_after_prompt = count
 
-    def offsets(self, texts: Sequence[str]) -> list[np.ndarray]:
+    def offsets(self, _: Sequence[str]) -> list[np.ndarray]:
         """See `Tokenizer.offsets`. :raises UsageError: always."""
         raise UsageError("pictures and sounds cannot be cut into chunks", hint="leave out --chunk")
 
@@ -72,8 +74,8 @@ class ReferenceTokenizer:
 
     num_prompt_tokens = overhead_tokens = 0
 
-    def __init__(self, encode: Callable[[str], Any], *, max_length: int, prompt: str = "") -> None:
-        """encode: a text -> `input_ids`, perhaps `token_type_ids`, uncut and without special shapes."""
+    def __init__(self, encode: Callable[[str], tuple[Any, bool]], *, max_length: int, prompt: str = "") -> None:
+        """encode: a text -> (`input_ids` and perhaps `token_type_ids`, as lists; whether it was cut)."""
         self.max_length, self._encode, self._prompt = max_length, encode, prompt
 
     def __call__(self, texts: Sequence[str]) -> Tokenized:
@@ -99,16 +101,18 @@ class ReferenceTokenizer:
 
     def count(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text as the model gets it."""
-        return np.diff(self(texts).offsets).tolist()
+        return [int(n) for n in np.diff(self(texts).offsets)]
 
     count_after_prompt = count
 
-    def offsets(self, texts: Sequence[str]) -> list[np.ndarray]:
+    def offsets(self, _: Sequence[str]) -> list[np.ndarray]:
         """See `Tokenizer.offsets`. :raises UsageError: always."""
-        raise UsageError("this model's tokenizer cannot tell where its tokens stand in a text", hint="leave out --chunk")
+        raise UsageError("this model's tokenizer cannot tell where its tokens stand", hint="leave out --chunk")
 
 
-def open_counter(folder: Path, kind: Kind, tokens: int | None, *, max_length: int, max_seconds: float | None) -> ContentCounter:
+def open_counter(
+    folder: Path, kind: Kind, tokens: int | None, *, max_length: int, max_seconds: float | None
+) -> ContentCounter:
     """tokens: of every content; None asks the processor for each size of picture. :raises ModelError: there is none."""
     if tokens is not None:
         return ContentCounter(kind, tokens, max_length=max_length, max_seconds=max_seconds)
@@ -178,10 +182,12 @@ def _loaded(auto: Any, folder: Path) -> Any:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """No advice on stderr."""
+    from logging import CRITICAL
+
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
+    logging.set_verbosity(CRITICAL)
     try:
         yield
     finally:
