@@ -20,6 +20,7 @@ _BUILT_IN: dict[str, dict[str, str]] = {
         "tsv": "embedctl.sources.csv:TsvFormat",
         "arrow": "embedctl.sources.arrow:ArrowFormat",
         "text": "embedctl.sources.text:TextFormat",
+        "file": "embedctl.sources.single:FileFormat",
     },
     "encoders": {
         "torch_varlen": "embedctl.encoders.torch_varlen:TorchVarlenEncoder",

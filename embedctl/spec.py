@@ -29,7 +29,7 @@ TASKS = ("embed", "rerank", "classify")
 ACTIVATIONS = ("none", "sigmoid", "softmax")
 OUTPUTS = ("dense", "sparse", "multivector")
 LOG_FORMATS = ("text", "json")
-FORMATS = ("parquet", "jsonl", "csv", "tsv", "arrow", "text")
+FORMATS = ("parquet", "jsonl", "csv", "tsv", "arrow", "text", "file")
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from embedctl.errors import UsageError
-from embedctl.media import Kind
+from embedctl.errors import ModelError, UsageError
+from embedctl.media import WORDS, Kind
 from embedctl.models.folder import ModelFolder
 from embedctl.models.media_format import processor_settings
 from embedctl.plan import Plan
@@ -45,14 +45,39 @@ def as_read(folders: Sequence[ModelFolder], spec: JobSpec) -> tuple[ModelFolder,
     else:
         from embedctl.media.sounds import check_installed
     read = tuple(folder.reading(found[0]) for folder in folders)
+    for folder in read:
+        if folder.path is not None and not processor_settings(folder.path):
+            raise ModelError(
+                f"{folder.path}: neither processor_config.json nor preprocessor_config.json, so how its "
+                f"{WORDS[found[0]]}s are prepared is unknown",
+                hint="download the model again",
+            )
     check_installed()
     return read
 
 
-def check_texts(folders: Sequence[ModelFolder]) -> None:
-    """:raises UsageError: rows are texts, and a model reads only queries so."""
+def check_texts(folders: Sequence[ModelFolder], spec: JobSpec, of_bytes: Sequence[str]) -> None:
+    """of_bytes: text columns that the files declare as bytes.
+
+    :raises UsageError: rows are texts, and a model reads only queries so, cannot be told where to cut them, or could
+        have been meant for the pictures or sounds that the bytes are.
+    """
     for folder in folders:
-        if folder.media is not None and folder.media.late and folder.reads is None:
+        if folder.media is None or folder.reads is not None:
+            continue
+        if of_bytes:
+            flag = flag_of(folder.media.takes)
+            raise UsageError(
+                f"--text-column: {of_bytes[0]!r} is bytes, and {folder.name} ({folder.architecture}) reads "
+                f"{WORDS[folder.media.takes]}s too",
+                hint=f"{flag} {of_bytes[0]}",
+            )
+        if folder.media.filled and (spec.chunk is not None or spec.on_overlong == "chunk"):
+            raise UsageError(
+                f"--chunk: {folder.name} ({folder.architecture}) takes captions, and cannot cut longer texts",
+                hint="leave out --chunk; --on-overlong truncate",
+            )
+        if folder.media.late:
             raise UsageError(
                 f"--model: {folder.name} ({folder.architecture}) reads pages as pictures; its texts are queries",
                 hint="--image-column NAME",

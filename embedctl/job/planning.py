@@ -7,20 +7,22 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import islice
 
 import numpy as np
 
 from embedctl import registry
+from embedctl.errors import UnreadableInput
 from embedctl.heads.precision import calibrate
-from embedctl.job import scoring, wiring
+from embedctl.job import media, scoring, wiring
 from embedctl.job.averages import counted
-from embedctl.job.media import check_texts
 from embedctl.job.passes import check_names, open_models, passes_of
 from embedctl.models.folder import ModelFolder
 from embedctl.outputs import dense
 from embedctl.plan import Pass, Plan
 from embedctl.recipe import job_of, recipe_of
 from embedctl.records import Segment, Slice, SourceFile
+from embedctl.sources.contents import hold_bytes
 from embedctl.sources.files import STDIN, snapshot
 from embedctl.sources.roles import is_number_id
 from embedctl.sources.schema import column_names, read_schemas, resolve_schema
@@ -28,10 +30,13 @@ from embedctl.sources.slices import cut_slices, size_segments
 from embedctl.sources.where import columns_of
 from embedctl.spec import JobSpec
 from embedctl.spec_media import flag_of, media_of
+from embedctl.stages.encode import without
 from embedctl.text.template import text_rule
 
 PROBES = 32
 PROBE_ROWS = 64
+PROBE_CONTENTS = 4
+"""In the place of PROBE_ROWS where rows are pictures or sounds, which are large."""
 
 
 NO_ROWS = (Slice(index=0, segments=()),)
@@ -66,7 +71,7 @@ def draft(spec: JobSpec, files: Sequence[SourceFile]) -> Draft:
         content_flag=flag_of(content[0]) if content else None,
     )
     folders = open_models(spec)
-    check_texts(folders)
+    media.check_texts(folders, spec, hold_bytes(schemas, schema.text_columns))
     id_field = schema.schema.field(schema.id_column) if schema.id_column else None
     id_type = "int64" if id_field is not None and is_number_id(id_field) else "string"
     passes = passes_of(spec, folders, id_type)
@@ -119,6 +124,7 @@ class Probe:
 def probe(plan: Plan) -> Probe:
     """A seeded, spread sample: up to PROBES places, PROBE_ROWS embeddable rows each."""
     blocks, rules = wiring.blocks_of(plan), wiring.row_rules(plan)
+    most = PROBE_CONTENTS if media.rule_of(plan) else PROBE_ROWS
     texts: list[str] = []
     rows = line_rows = line_bytes = 0
     for segment, start in _probes(plan):
@@ -129,14 +135,15 @@ def probe(plan: Plan) -> Probe:
                 line_rows += len(block.positions)
                 line_bytes += block.next_position - int(block.positions[0])
             passes = rules.where(block.columns) if rules.where else np.ones(len(block.positions), dtype=bool)
-            good = [
+            good = (
                 text
                 for i, text in enumerate(rules.render(block.columns, plan.files[segment.file]))
                 if passes[i] and i not in block.errors and text is not None and rules.problem(text) is None
-            ]
-            texts += good[: PROBE_ROWS - taken]
-            taken += len(good)
-            if taken >= PROBE_ROWS:
+            )
+            found = list(islice(good, most - taken))
+            texts += found
+            taken += len(found)
+            if taken >= most:
                 break
     return Probe(texts=texts, rows=rows, line_bytes=line_bytes, line_rows=line_rows)
 
@@ -181,7 +188,13 @@ def _ranges(plan: Plan, folder: ModelFolder, one: Pass, texts: Sequence[str]) ->
             return [[-1.0] * dim, [1.0] * dim]
         vectors = np.zeros((len(texts), dim), dtype=np.float32)
         for batch in make_batches(tokenizer(texts), one.resolved["batch_tokens"], padded=encoder.padded):
-            vectors[batch.units] = dense(encoder.encode(batch))
+            try:
+                vectors[batch.units] = dense(encoder.encode(batch))
+            except UnreadableInput as exc:
+                vectors[[batch.units[i] for i in exc.reasons]] = np.nan
+                rest = without(batch, exc.reasons)
+                if rest is not None:
+                    vectors[rest.units] = dense(encoder.encode(rest))
         ranges: list[list[float]] = calibrate(vectors[np.isfinite(vectors).all(axis=1)]).tolist()
         return ranges
     finally:

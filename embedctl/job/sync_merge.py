@@ -94,7 +94,6 @@ def _output(
                              padded_tokens=0, truncated=0)  # fmt: skip
         nothing, _ = read_part(storage.root, empty, plan, dead)
         return replace(nothing, record=record)
-    hashes = [p.hashes for p in parts]
     return WindowOutput(
         record=record,
         ids=[i for p in parts for i in p.ids],
@@ -107,7 +106,7 @@ def _output(
         char_start=_joined([p.char_start for p in parts]),
         char_end=_joined([p.char_end for p in parts]),
         dead=tuple(dead),
-        hashes=_joined(hashes),
+        hashes=_joined([p.hashes for p in parts]),
     )
 
 

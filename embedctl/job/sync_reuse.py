@@ -82,22 +82,7 @@ def _output(
 ) -> WindowOutput:
     """The window's rows, each with all units of the old row that its name tells."""
     assert isinstance(sink, Reusable)
-    by_place: dict[int, list[int]] = defaultdict(list)
-    for number, name in enumerate(names):
-        by_place[name >> 32].append(number)
-    parts: list[Stored] = []
-    documents: list[np.ndarray] = []
-    for place, numbers in sorted(by_place.items()):
-        generation, slice_, number, _ = windows[place]
-        record = ledger.contents.windows[WindowKey(generation=generation, slice=slice_, window=number)]
-        rows = np.array([names[n] & _LOW for n in numbers], dtype=np.int64)
-        order = np.argsort(rows)
-        stored = sink.stored(record, rows[order])
-        parts.append(stored)
-        documents.append(np.array(numbers, dtype=np.int64)[order][np.searchsorted(rows[order], stored.row)])
-    document = np.concatenate(documents)
-    order = np.argsort(document, kind="stable")
-    document = document[order]
+    parts, order, document = _gathered(names, ledger, sink, windows)
     tokens = _column([p.token_count for p in parts], order, len(document), np.int64)
     truncated = _column([p.truncated for p in parts], order, len(document), np.bool_)
     return WindowOutput(
@@ -124,6 +109,28 @@ def _output(
         dead=(),
         hashes=window.hashes,
     )
+
+
+def _gathered(
+    names: Sequence[int], ledger: Ledger, sink: Reusable, windows: Sequence[Sequence[int]]
+) -> tuple[list[Stored], np.ndarray, np.ndarray]:
+    """Units of the named rows, part by part; the order that puts them end to end by row; the row of each."""
+    by_place: dict[int, list[int]] = defaultdict(list)
+    for number, name in enumerate(names):
+        by_place[name >> 32].append(number)
+    parts: list[Stored] = []
+    documents: list[np.ndarray] = []
+    for place, numbers in sorted(by_place.items()):
+        generation, slice_, number, _ = windows[place]
+        record = ledger.contents.windows[WindowKey(generation=generation, slice=slice_, window=number)]
+        rows = np.array([names[n] & _LOW for n in numbers], dtype=np.int64)
+        order = np.argsort(rows)
+        stored = sink.stored(record, rows[order])
+        parts.append(stored)
+        documents.append(np.array(numbers, dtype=np.int64)[order][np.searchsorted(rows[order], stored.row)])
+    document = np.concatenate(documents)
+    order = np.argsort(document, kind="stable")
+    return parts, order, document[order]
 
 
 def _joined(values: Sequence[Values], order: np.ndarray) -> Values:

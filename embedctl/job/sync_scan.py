@@ -223,7 +223,7 @@ class Scan:
         """bool: whether text, and kept columns, are those of the old row."""
         same_text, same_kept = np.zeros(len(rows), dtype=bool), np.zeros(len(rows), dtype=bool)
         if old.any():
-            texts = [str(judged.texts[i]) for i in rows[old].tolist()]
+            texts = (str(judged.texts[i]) for i in rows[old].tolist())  # one by one: pictures may be large
             hashed = row_hashes(texts, judged.kept.take(pa.array(rows[old])))
             same_text[old] = hashed[:, 0] == self.state.take("text", at[old])
             same_kept[old] = hashed[:, 1] == self.state.take("kept", at[old])

@@ -160,8 +160,10 @@ def open_planned_encoder(
 
 
 def feed_rules(tokenizer: Tokenizer, padded: bool) -> FeedRules:
+    most: int | None = getattr(tokenizer, "max_sequences", None)
     return FeedRules(
-        tokenize=tokenizer, pack=lambda tokenized, budget: list(make_batches(tokenized, budget, padded=padded))
+        tokenize=tokenizer,
+        pack=lambda tokens, budget: list(make_batches(tokens, budget, padded=padded, max_sequences=most)),
     )
 
 

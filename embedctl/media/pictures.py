@@ -85,6 +85,8 @@ def _opened(content: bytes) -> Image:
 
 def _orientation(picture: Image) -> int:
     """How the picture is to be turned; 5 and more change width for height."""
+    if picture.format == "PNG" and "exif" not in picture.info:  # to look behind the pixels would decode them
+        return 1
     try:
         found: Any = picture.getexif().get(0x0112, 1)
     except _BROKEN:

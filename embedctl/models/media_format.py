@@ -59,8 +59,8 @@ def _with_modules(folder: ModelFolder, rest: Sequence[Entry], root: Path) -> Mod
     modules: list[Module] = []
     for entry in rest:
         if folder.media is not None and folder.media.late:
-            if entry.kind == "Normalize":  # they are of length 1 already
-                continue
+            if entry.kind == "Normalize" or (entry.kind == "MultiVectorMask" and _masks_nothing(entry)):
+                continue  # its vectors are of length 1 already, and pages have no padding
             raise unknown_module(entry, root)
         if entry.kind == "Pooling":
             raise unknown_module(entry, root)
@@ -72,6 +72,11 @@ def _with_modules(folder: ModelFolder, rest: Sequence[Entry], root: Path) -> Mod
     folder = replace(folder, modules=tuple(modules), weights=(*folder.weights, *weights))
     check_widths(folder, folder.modules, root)
     return folder
+
+
+def _masks_nothing(entry: Entry) -> bool:
+    config = files.read_object(entry.path / "config.json", missing_ok=True)
+    return not config.get("skiplist_words") and config.get("keep_only_token_ids") is None
 
 
 def _config(path: Path, kind: str) -> object:

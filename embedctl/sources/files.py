@@ -26,8 +26,14 @@ FORMAT_BY_EXTENSION = {
     ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow", ".arrows": "arrow",
     ".txt": "text", ".text": "text", ".md": "text",
 }  # fmt: skip
+FILE = "file"
+FILE_EXTENSIONS = (
+    ".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".jp2",
+    ".wav", ".flac", ".ogg", ".mp3", ".aiff",
+)  # fmt: skip
+"""Files that are a row themselves: where they are named, or where a folder holds nothing else that is known."""
 COMPRESSION_BY_EXTENSION = {".gz": "gz", ".zst": "zst", ".bz2": "bz2"}
-BINARY_FORMATS = frozenset({"parquet", "arrow"})
+BINARY_FORMATS = frozenset({"parquet", "arrow", FILE})
 _STATE = ".embedctl"
 
 
@@ -129,7 +135,8 @@ def _folder(text: str, folder: Path, format: str | None) -> list[Path]:
     if _is_output(folder):
         raise UsageError(f"{text}: is an output of embedctl, not a corpus", hint="give the corpus it was made from")
     walk = _Walk()
-    paths = [p for p in walk.files(folder) if _readable_format(p.name, format)]
+    every = list(walk.files(folder))
+    paths = [p for p in every if _readable_format(p.name, format)] or [p for p in every if _is_row(p.name)]
     if paths:
         return paths
     seen = f" among {walk.seen} files" if walk.seen else ""
@@ -142,7 +149,7 @@ def _folder(text: str, folder: Path, format: str | None) -> list[Path]:
 def _glob(text: str, format: str | None) -> list[Path]:
     matches = sorted(Path(os.path.abspath(m)) for m in glob.glob(os.path.expanduser(text), recursive=True))
     files = [m for m in matches if not m.is_dir() and not _inside_output(m)]
-    paths = [p for p in files if not _skipped(p.name) and _readable_format(p.name, format)]
+    paths = [p for p in files if not _skipped(p.name) and (_readable_format(p.name, format) or _is_row(p.name))]
     if "**" not in text:
         for folder in (m for m in matches if m.is_dir() and not _inside_output(m) and not _skipped(m.name)):
             paths += [p for p in _Walk().files(folder) if _readable_format(p.name, format)]
@@ -198,10 +205,14 @@ def _readable_format(name: str, format: str | None) -> bool:
     return format is not None or split_extension(name)[0] is not None
 
 
+def _is_row(name: str) -> bool:
+    return name.lower().endswith(FILE_EXTENSIONS)
+
+
 def _check_explicit(text: str, path: Path, format: str | None) -> None:
     if _STATE in path.parts:
         raise UsageError(f"{text}: is embedctl's own state, not a corpus", hint="give the corpus it was made from")
-    if not _readable_format(path.name, format):
+    if not _readable_format(path.name, format) and not _is_row(path.name):
         raise UsageError(
             f"{text}: unknown extension; known: {_extensions()}", hint="--format jsonl (or what the file is)"
         )
@@ -231,8 +242,7 @@ def _uri(path: Path, root: Path) -> str:
 
 def _describe(index: int, uri: str, path: Path, format: str | None) -> SourceFile:
     named_format, compression = split_extension(path.name)
-    chosen = format or named_format
-    assert chosen is not None
+    chosen = format or named_format or FILE
     if compression is not None and chosen in BINARY_FORMATS:
         raise UsageError(
             f"{path}: a {chosen} file cannot be read in {compression} compression; it carries its own",
@@ -246,7 +256,7 @@ def _describe(index: int, uri: str, path: Path, format: str | None) -> SourceFil
             pass
     except OSError as exc:
         raise SourceError(f"{path}: cannot be read: {exc.strerror}", hint=f"ls -l {path}") from exc
-    if status.st_size == 0 and chosen in BINARY_FORMATS:
+    if status.st_size == 0 and chosen in BINARY_FORMATS - {FILE}:
         raise SourceError(f"{path}: is empty (0 bytes), not a {chosen} file", hint="write it again, or leave it out")
     return SourceFile(
         index=index,

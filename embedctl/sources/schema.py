@@ -17,7 +17,7 @@ from embedctl.errors import UsageError
 from embedctl.records import SourceFile
 from embedctl.sources.base import Format
 from embedctl.sources.conform import path_type
-from embedctl.sources.contents import content_field
+from embedctl.sources.contents import content_field, hold_bytes
 from embedctl.sources.drift import FileSchema, is_text_like, unify
 from embedctl.sources.jsonl import SAMPLE_BYTES, JsonlFormat
 from embedctl.sources.keep import parse_keep
@@ -188,10 +188,12 @@ def _text_column(
     if len(texts) == 1:
         return texts[0]
     what = f"{len(texts)} hold text: {', '.join(texts)}" if texts else f"none of {', '.join(names)} holds text"
-    raise UsageError(
-        f"--text-column: which column is the text? {what}",
-        hint=f"--text-column {texts[0]}" if texts else f"--text-template '{{{names[0]}}}' takes any scalar",
-    )
+    contents = hold_bytes(known, names)
+    if contents and set(texts) <= set(contents):
+        hint = f"--image-column {contents[0]}, if it holds pictures"
+    else:
+        hint = f"--text-column {texts[0]}" if texts else f"--text-template '{{{names[0]}}}' takes any scalar"
+    raise UsageError(f"--text-column: which column is the text? {what}", hint=hint)
 
 
 def _may_hold_text(s: FileSchema, name: str) -> bool:

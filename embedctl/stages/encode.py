@@ -128,14 +128,14 @@ def _encode_batch(batch: Batch, engine: Engine, bad: dict[int, str], budget: int
             return [], budget
     except UnreadableInput as exc:
         bad.update({int(batch.units[i]): reason for i, reason in exc.reasons.items()})
-        rest = _without(batch, exc.reasons)
+        rest = without(batch, exc.reasons)
         return ([], budget) if rest is None else _encode_batch(rest, engine, bad, budget)
     smaller = max(1, min(budget, batch.num_tokens) // 2)
     halves = [_encode_batch(half, engine, bad, smaller) for half in engine.split(batch)]
     return [piece for pieces, _ in halves for piece in pieces], min(fitted for _, fitted in halves)
 
 
-def _without(batch: Batch, bad: Collection[int]) -> Batch | None:
+def without(batch: Batch, bad: Collection[int]) -> Batch | None:
     """The batch without these of its sequences, None where nothing is left."""
     kept = [i for i in range(len(batch.units)) if i not in bad]
     if not kept:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,10 +24,11 @@ else:  # the class takes no parameters at run time
 _NULL = np.uint64(0x6E756C6C6E756C6C)
 
 
-def row_hashes(texts: Sequence[str], kept: pa.Table) -> np.ndarray:
-    """uint64 (n, 2): of each row's text, and of its kept columns."""
-    kept_64 = kept_hashes(kept) if kept.num_columns else np.zeros(len(texts), dtype=np.uint64)
-    return np.stack([text_hashes(texts), kept_64], axis=1)
+def row_hashes(texts: Iterable[str], kept: pa.Table) -> np.ndarray:
+    """uint64 (n, 2): of each row's text, and of its kept columns. Texts are looked at one by one."""
+    text_64 = text_hashes(texts)
+    kept_64 = kept_hashes(kept) if kept.num_columns else np.zeros(len(text_64), dtype=np.uint64)
+    return np.stack([text_64, kept_64], axis=1)
 
 
 def id_hashes(ids: Sequence[str]) -> np.ndarray:
@@ -36,7 +37,7 @@ def id_hashes(ids: Sequence[str]) -> np.ndarray:
     return np.frombuffer(digests, dtype="<u8").astype(np.uint64).reshape(-1, 2)
 
 
-def text_hashes(texts: Sequence[str]) -> np.ndarray:
+def text_hashes(texts: Iterable[str]) -> np.ndarray:
     """uint64 (n,)"""
     digests = b"".join(hashlib.blake2b(t.encode("utf-8", "surrogatepass"), digest_size=8).digest() for t in texts)
     return np.frombuffer(digests, dtype="<u8").astype(np.uint64)

@@ -31,8 +31,8 @@ def utf8_bytes(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRules:
-    """How a row is judged. where and sample give a bool mask; render gives the texts of a file's rows, problem the reason
-    that one is dead, size its bytes.
+    """How a row is judged. where and sample give a bool mask; render gives the texts of a file's rows, problem why one
+    of them is dead, size its bytes.
 
     hashed: content hashes are wanted of rows with ids."""
 

@@ -26,6 +26,8 @@ class ContentCounter:
     """Implements `tokens.base.Tokenizer` for pictures and sounds: nothing is cut into pieces, nothing has a prompt."""
 
     num_prompt_tokens = overhead_tokens = 0
+    max_sequences = 256
+    """In a batch, however few tokens they are: before they are tokens they are pixels or samples."""
 
     def __init__(
         self, kind: Kind, tokens: int | Callable[[int, int], int], *, max_length: int, max_seconds: float | None

@@ -13,12 +13,15 @@ import numpy as np
 from embedctl.records import Batch, Tokenized
 
 
-def make_batches(tokenized: Tokenized, max_tokens: int, *, padded: bool = False) -> Iterator[Batch]:
+def make_batches(
+    tokenized: Tokenized, max_tokens: int, *, padded: bool = False, max_sequences: int | None = None
+) -> Iterator[Batch]:
     """Sort by length (stable, longest first) and fill batches up to `max_tokens`; every text in exactly one batch.
 
-    The budget is the sum of tokens, or N * longest when the encoder pads (`padded`). Lengths fall within a batch and
-    from batch to batch, so equal lengths touch and one length spans as few batches as the budget allows. The result
-    depends on the lengths and the budget alone. `Batch.units` are indices into `tokenized`.
+    The budget is the sum of tokens, or N * longest when the encoder pads (`padded`); a batch holds at most
+    `max_sequences`. Lengths fall within a batch and from batch to batch, so equal lengths touch and one length spans as
+    few batches as the budget allows. The result depends on the lengths and the limits alone. `Batch.units` are indices
+    into `tokenized`.
 
     :raises ValueError: max_tokens is below 1.
     """
@@ -26,11 +29,11 @@ def make_batches(tokenized: Tokenized, max_tokens: int, *, padded: bool = False)
         raise ValueError(f"max_tokens: {max_tokens} must be at least 1")
     lengths = tokenized.lengths
     order = np.argsort(-lengths, kind="stable")
-    for begin, end in _spans(lengths[order], max_tokens, padded):
+    for begin, end in _spans(lengths[order], max_tokens, padded, max_sequences or len(order)):
         yield _gather(tokenized, order[begin:end])
 
 
-def _spans(falling: np.ndarray, max_tokens: int, padded: bool) -> Iterator[tuple[int, int]]:
+def _spans(falling: np.ndarray, max_tokens: int, padded: bool, most: int) -> Iterator[tuple[int, int]]:
     """(begin, end) of each batch over lengths in falling order."""
     ends = np.cumsum(falling)
     begin, n = 0, len(falling)
@@ -40,7 +43,7 @@ def _spans(falling: np.ndarray, max_tokens: int, padded: bool) -> Iterator[tuple
         else:
             before = int(ends[begin - 1]) if begin else 0
             end = int(np.searchsorted(ends, before + max_tokens, side="right"))
-        end = min(max(end, begin + 1), n)
+        end = min(max(end, begin + 1), begin + most, n)
         yield begin, end
         begin = end
 

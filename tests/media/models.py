@@ -50,9 +50,7 @@ def _save(folder: Path, model: Any, processor: Any) -> Path:
 
 
 def _pictures(**more: Any) -> Any:
-    return t.CLIPImageProcessorPil(
-        size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}, **more
-    )
+    return t.CLIPImageProcessorPil(size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}, **more)
 
 
 def clip(folder: Path) -> Path:
@@ -96,7 +94,8 @@ def siglip2(folder: Path) -> Path:
 
 def clap(folder: Path, *, fusion: bool = False) -> Path:
     audio = {
-        "window_size": 4, "num_mel_bins": 64, "spec_size": 128, "hidden_size": 32, "patch_size": 4, "patch_stride": [4, 4],
+        "window_size": 4, "num_mel_bins": 64, "spec_size": 128, "hidden_size": 32, "patch_size": 4,
+        "patch_stride": [4, 4],
         "num_classes": 8, "projection_dim": 24, "depths": [1, 1], "num_attention_heads": [2, 2],
         "patch_embeds_hidden_size": 16, "enable_fusion": fusion, "flatten_patch_embeds": True, "num_hidden_layers": 2,
     }  # fmt: skip

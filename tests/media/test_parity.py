@@ -99,7 +99,10 @@ def no_grad() -> Iterator[None]:
 @pytest.mark.parametrize("kind", PICTURE_KINDS)
 def test_pictures(folder_of: Any, kind: str, dtype: str) -> None:
     path = folder_of(PICTURE_KINDS[kind])
-    model, processor = transformers.AutoModel.from_pretrained(path), transformers.AutoImageProcessor.from_pretrained(path)
+    model, processor = (
+        transformers.AutoModel.from_pretrained(path),
+        transformers.AutoImageProcessor.from_pretrained(path),
+    )
     expected = []
     for content in PICTURES.values():
         inputs = processor(images=load_image_of(content), return_tensors="pt")
@@ -127,7 +130,10 @@ def test_texts_of_picture_models(folder_of: Any, kind: str) -> None:
 @pytest.mark.parametrize("kind", [clap, fused])
 def test_sounds(folder_of: Any, tmp_path: Path, kind: Any, dtype: str) -> None:
     path = folder_of(kind)
-    model, extractor = transformers.ClapModel.from_pretrained(path), transformers.ClapFeatureExtractor.from_pretrained(path)
+    model, extractor = (
+        transformers.ClapModel.from_pretrained(path),
+        transformers.ClapFeatureExtractor.from_pretrained(path),
+    )
     expected = []
     for number, content in enumerate(SOUNDS.values()):
         file = tmp_path / f"{number}.wav"

@@ -16,15 +16,8 @@ from embedctl.events import Silent
 from embedctl.testing.resume import run
 from tests.sync.world import World, fresh_rows, rows_in, spec_of
 
-POINTS = (
-    "changes-whole",
-    "before-plan",
-    "after-plan",
-    "before-part:2",
-    "after-ledger:2",
-    "before-drop",
-    "after-drop:2",
-)
+_RARER = ("before-plan", "before-part:2", "after-ledger:2", "before-drop")
+POINTS = ("changes-whole", "after-plan", "after-drop:2", *(pytest.param(p, marks=pytest.mark.slow) for p in _RARER))
 
 
 def arguments(world: World, out: Path, *more: str) -> list[str]:
