@@ -48,6 +48,4 @@ def check_media(spec: JobSpec) -> None:
         if getattr(spec, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')}: it is for texts, and {flag} gives none")
     if spec.on_overlong == "chunk":
-        raise UsageError(
-            f"--on-overlong: {flag} gives nothing that can be cut into chunks", hint="--on-overlong truncate"
-        )
+        raise UsageError(f"--on-overlong: {flag} gives no text to cut into chunks", hint="--on-overlong truncate")

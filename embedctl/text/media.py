@@ -107,18 +107,14 @@ class _Contents(Sequence[str | None]):
             raise Unreadable(f"{name[:200]}: a URL; only files that are here are read")
         path = self._folder / name
         try:
-            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO never waits
-                found = os.fstat(file.fileno())
-                if not stat.S_ISREG(found.st_mode):
-                    raise Unreadable(f"{name[:200]}: not a regular file")
-                if found.st_size > MAX_BYTES:
-                    raise Unreadable(f"{name[:200]}: {found.st_size:,} bytes; at most {MAX_BYTES:,}")
-                return file.read(MAX_BYTES + 1)
-        except (OSError, ValueError) as exc:
-            if isinstance(exc, Unreadable):
-                raise
-            reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
-            raise Unreadable(f"{name[:200]}: cannot be read: {reason}") from exc
+            found = os.stat(path)
+            if not stat.S_ISREG(found.st_mode):
+                raise Unreadable(f"{name[:200]}: not a regular file")
+            if found.st_size > MAX_BYTES:
+                raise Unreadable(f"{name[:200]}: {found.st_size:,} bytes; at most {MAX_BYTES:,}")
+            return path.read_bytes()
+        except OSError as exc:
+            raise Unreadable(f"{name[:200]}: cannot be read: {exc.strerror or exc}") from exc
 
 
 def _of_data_uri(text: str, word: str) -> bytes:

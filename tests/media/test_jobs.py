@@ -1,4 +1,4 @@
-"""Jobs over pictures and sounds through the command: bad rows die alone, resume, sync, retry, verify and search hold."""
+"""Jobs over pictures and sounds through the command: bad rows die alone; resume, sync, retry, verify, search hold."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def write_pictures(path: Path) -> Path:
 
 def test_bad_pictures_die_alone(told: Told, clip_model: Path, tmp_path: Path) -> None:
     corpus, out, alone = write_pictures(tmp_path / "in.parquet"), tmp_path / "out", tmp_path / "alone"
-    code, shown, _ = told("embed", corpus, "--image-column", "image", "--model", clip_model, "--to", out, "--json", "-q",
-                          "--token-count", "--dtype", "float32")  # fmt: skip
+    code, shown, _ = told("embed", corpus, "--image-column", "image", "--model", clip_model, "--to", out, "--json",
+                          "-q", "--token-count", "--dtype", "float32")  # fmt: skip
     summary = json.loads(shown)
     assert code == summary["exit_code"] == 3
     assert (summary["rows"]["written"], summary["rows"]["dead"]) == (len(PICTURES) + 1, len(BAD_PICTURES))
@@ -89,12 +89,13 @@ def test_bad_sounds_die_alone(told: Told, clap_model: Path, tmp_path: Path) -> N
     bad = {
         "null": (None, "the sound is null"), "empty": (b"", "the sound is empty (0 bytes)"),
         "cut": (_WAV[:4000], "the sound is cut short"), "text": (b"no sound at all", "not a sound (15 bytes"),
-        "cut flac": (sound(2, format="FLAC")[:3000], "the sound"), "silent": (sound(1, 0.0), "the sound has no samples"),
+        "cut flac": (sound(2, format="FLAC")[:3000], "the sound"),
+        "silent": (sound(1, 0.0), "the sound has no samples"),
     }  # fmt: skip
     rows = [{"id": n, "audio": c} for n, c in SOUNDS.items()] + [{"id": n, "audio": c} for n, (c, _) in bad.items()]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
-    code, shown, _ = told("embed", "in.parquet", "--audio-column", "audio", "--model", clap_model, "--to", out, "--json",
-                          "-q", "--truncated")  # fmt: skip
+    code, shown, _ = told("embed", "in.parquet", "--audio-column", "audio", "--model", clap_model, "--to", out,
+                          "--json", "-q", "--truncated")  # fmt: skip
     summary = json.loads(shown)
     assert (code, summary["rows"]["written"], summary["truncated"]) == (3, len(SOUNDS), 1)
     assert rows_of(out)["long"]["truncated"]
