@@ -1,3 +1,3 @@
 """embedctl: a corpus in, vectors out, exactly once."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

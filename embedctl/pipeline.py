@@ -60,17 +60,6 @@ def run(worker: Worker, slices: Iterable[tuple[Slice, Mapping[int, WindowRecord]
             prepared.put(ready, ready.nbytes)
         prepared.close()
 
-    def tick(batch: Batch) -> None:
-        halt.check()
-        worker.on_batch(batch)
-
-    def finish(started: encoding.Started, last: WindowKey) -> Sequence[int]:
-        """Pass the window on; the budgets that later windows should use."""
-        with meter.busy("encode"):
-            done = encoding.finish(started, worker.engines, tick, last)
-        encoded.put(done, done.nbytes)
-        return done.budgets
-
     def commit() -> None:
         for window in encoded:
             with meter.busy("write"):
@@ -78,22 +67,39 @@ def run(worker: Worker, slices: Iterable[tuple[Slice, Mapping[int, WindowRecord]
             worker.on_commit(record, dead)
 
     with stage("read", halt, read), stage("tokenize", halt, tokenize), stage("write", halt, commit, 3.0):
-        budgets: Sequence[int] | None = None
-        running: encoding.Started | None = None  # lanes go on with the next window before this one is finished
-        for ready in prepared:
-            planned = [feed.batch_tokens for feed in ready.feeds]
-            if budgets is not None and (fitting := _smaller(budgets, planned)) != planned:
-                ready = repack(ready, worker.text, fitting)
-            started = encoding.start(ready, worker.engines)
-            if running is not None:
-                budgets = _smaller(budgets, finish(running, ready.window.key))
-            running = started
-            if not prepared.has_item():
-                budgets = _smaller(budgets, finish(running, ready.window.key))
-                running = None
-        if running is not None:
-            finish(running, running.prepared.window.key)
+        _encode(worker, prepared, encoded)
         encoded.close()
+
+
+def _encode(worker: Worker, prepared: Channel[Prepared], encoded: Channel[encoding.Encoded]) -> None:
+    """Windows through the encoders. Lanes go on with the next window before the one before it is finished."""
+
+    def tick(batch: Batch) -> None:
+        worker.halt.check()
+        worker.on_batch(batch)
+
+    def finish(started: encoding.Started, last: WindowKey) -> Sequence[int]:
+        """Pass the window on; the budgets that later windows should use."""
+        with worker.meter.busy("encode"):
+            done = encoding.finish(started, worker.engines, tick, last)
+        encoded.put(done, done.nbytes)
+        return done.budgets
+
+    budgets: Sequence[int] | None = None
+    running: encoding.Started | None = None
+    for ready in prepared:
+        planned = [feed.batch_tokens for feed in ready.feeds]
+        if budgets is not None and (fitting := _smaller(budgets, planned)) != planned:
+            ready = repack(ready, worker.text, fitting)
+        started = encoding.start(ready, worker.engines)
+        if running is not None:
+            budgets = _smaller(budgets, finish(running, ready.window.key))
+        running = started
+        if not prepared.has_item():
+            budgets = _smaller(budgets, finish(running, ready.window.key))
+            running = None
+    if running is not None:
+        finish(running, running.prepared.window.key)
 
 
 def _smaller(one: Sequence[int] | None, other: Sequence[int]) -> list[int]:

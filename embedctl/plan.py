@@ -99,7 +99,7 @@ class Plan:
             "text_columns": list(self.text_columns),
             "keep": list(self.keep),
             "inputs": list(self.inputs),
-            "files": [[f.uri, f.path, f.format, f.compression, f.size_bytes, f.version] for f in self.files],
+            "files": [[f.uri, f.path, f.format, f.compression, f.size_bytes, f.version, f.touched] for f in self.files],
             "slices": [[[[s.file, s.begin, s.end] for s in sl.segments], sl.limit_rows] for sl in self.slices],
             "int8_ranges": dict(self.int8_ranges),
             "targets": None if self.targets is None else [list(t) for t in self.targets],
@@ -130,8 +130,8 @@ class Plan:
             keep=tuple(obj["keep"]),
             inputs=tuple(obj["inputs"]),
             files=tuple(
-                SourceFile(index=i, uri=u, path=p, format=f, compression=c, size_bytes=s, version=v)
-                for i, (u, p, f, c, s, v) in enumerate(obj["files"])
+                SourceFile(index=i, uri=u, path=p, format=f, compression=c, size_bytes=s, version=v, touched=sum(t))
+                for i, (u, p, f, c, s, v, *t) in enumerate(obj["files"])
             ),
             slices=tuple(
                 Slice(index=i, segments=tuple(Segment(file=f, begin=b, end=e) for f, b, e in segments), limit_rows=n)

@@ -10,7 +10,9 @@ from typing import Any
 from embedctl.plan import Pass
 from embedctl.spec import JobSpec
 
-_DECIDED = ("model", "revision", "prompt", "prompt_name", "max_length", "dim", "dtype", "output", "vector_type")
+_DECIDED = (
+    "model", "revision", "engine", "prompt", "prompt_name", "max_length", "dim", "dtype", "output", "vector_type",
+)  # fmt: skip
 """Fields of the recipe that count as what they became, in the passes."""
 
 

@@ -7,12 +7,12 @@ H heads, D a head's width, E hidden width, V vocabulary, C output dimension. `in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
-from embedctl.outputs import Outputs
+from embedctl.outputs import Outputs, take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,9 @@ class SourceFile:
     """One file of the corpus as the plan saw it.
 
     `uri` is relative to the corpus root and names the file in ids, books and dead letters; `path` opens it.
-    `version` is an etag, or the modification time in ns; with `size_bytes` it tells changed content.
+    `version` is an etag, or the modification time in ns; with `size_bytes` it tells changed content. `touched` is the
+    time in ns at which the file system last saw it change in any way, 0 where that is not known: a copy that keeps size
+    and modification time moves it too, but so does a rename, so it is a reason to read again and no more.
     """
 
     index: int
@@ -30,6 +32,7 @@ class SourceFile:
     compression: str | None
     size_bytes: int
     version: str
+    touched: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,3 +252,28 @@ class WindowOutput:
     char_end: np.ndarray | None
     dead: tuple[DeadRow, ...]
     hashes: np.ndarray | None = None
+
+    @property
+    def row_of_units(self) -> np.ndarray:
+        """int64 (u,): the number, among the window's live rows, of the row each unit came from."""
+        if self.chunk is None:
+            return np.arange(len(self.ids), dtype=np.int64)
+        rows: np.ndarray = np.cumsum(self.chunk == 0) - 1
+        return rows
+
+    def only(self, units: np.ndarray) -> WindowOutput:
+        """The same window with these units (int64, ascending, whole rows) alone; its record is not changed."""
+        rows = np.unique(self.row_of_units[units])
+        return replace(
+            self,
+            ids=[self.ids[i] for i in units.tolist()],
+            positions=None if self.positions is None else self.positions[rows],
+            outputs={name: take(values, units) for name, values in self.outputs.items()},
+            kept=self.kept.take(pa.array(units, pa.int64())),
+            token_count=self.token_count[units],
+            truncated=self.truncated[units],
+            chunk=None if self.chunk is None else self.chunk[units],
+            char_start=None if self.char_start is None else self.char_start[units],
+            char_end=None if self.char_end is None else self.char_end[units],
+            hashes=None if self.hashes is None else self.hashes[rows],
+        )

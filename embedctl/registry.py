@@ -25,6 +25,7 @@ _BUILT_IN: dict[str, dict[str, str]] = {
     "encoders": {
         "torch_varlen": "embedctl.encoders.torch_varlen:TorchVarlenEncoder",
         "padded": "embedctl.encoders.padded:PaddedEncoder",
+        "onnx": "embedctl.encoders.onnx:OnnxEncoder",
         "static": "embedctl.encoders.static:StaticEncoder",
         "fake": "embedctl.encoders.fake:FakeEncoder",
     },

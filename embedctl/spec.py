@@ -20,6 +20,7 @@ Kind = Literal["rows", "recipe", "tuning", "policy", "run"]
 policy: may change on a resume. run: about this invocation only, never in the plan."""
 
 VECTOR_TYPES = ("float32", "float16", "int8", "uint8", "binary", "ubinary")
+ENGINES = ("auto", "torch", "onnx")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 POOLINGS = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 DISTANCES = ("cosine", "dot", "euclidean", "manhattan")
@@ -71,6 +72,7 @@ class JobSpec:
 
     model: tuple[str, ...] = _opt("recipe", ())
     revision: str | None = _opt("recipe", None)
+    engine: str = _opt("recipe", "auto")
     prompt_name: str | None = _opt("recipe", None)
     prompt: str | None = _opt("recipe", None)
     pooling: str | None = _opt("recipe", None, choices=POOLINGS)
@@ -193,7 +195,7 @@ def _check_numbers(spec: JobSpec) -> None:
     }  # fmt: skip
     for name, low in at_least.items():
         value = getattr(spec, name)
-        if value is not None and value < low:
+        if value is not None and not value >= low:  # nan is no number either
             raise UsageError(f"{flag(name)}: {value} is too small; at least {low}")
     if spec.sample is not None and not 0 < spec.sample <= 1:
         raise UsageError(f"--sample: {spec.sample:g} is out of range", hint="--sample 1%  or  --sample 0.01")
@@ -231,9 +233,20 @@ def _check_pairs(spec: JobSpec) -> None:
         raise UsageError(f"--overlap: {spec.overlap} must be smaller than the chunk of {spec.chunk_rule[1]} tokens")
     if spec.notify_url is not None and not spec.notify_url.startswith(("http://", "https://")):
         raise UsageError("--notify-url: not an http:// or https:// address", hint="--notify-url https://host/hook")
+    _check_engine(spec)
     _check_models(spec)
     check_scoring(spec)
     check_media(spec)
+
+
+def _check_engine(spec: JobSpec) -> None:
+    kind, colon, file = spec.engine.partition(":")
+    if kind not in ENGINES or (colon and (kind != "onnx" or not file)):
+        near = difflib.get_close_matches(kind, ENGINES, n=1)
+        raise UsageError(
+            f"--engine: {spec.engine!r} is not one of {', '.join(ENGINES)}, onnx:FILE",
+            hint=f"--engine {near[0]}" if near else None,
+        )
 
 
 _PER_MODEL = ("revision", "prompt_name", "prompt", "pooling", "max_length", "dim", "output")

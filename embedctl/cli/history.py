@@ -54,5 +54,10 @@ def _shown(run: Mapping[str, Any]) -> dict[str, Any]:
         **run,
         "began": str(run["began"])[:19].replace("T", " ") + " UTC",
         "took": None if run["seconds"] is None else duration(run["seconds"]),
-        "holds": rows and f"{rows['written']:,} written" + (f", {rows['dead']:,} dead" if rows["dead"] else ""),
+        "holds": rows and _held(rows),
     }
+
+
+def _held(rows: Mapping[str, int]) -> str:
+    dead = f", {rows['dead']:,} dead" if rows["dead"] else ""
+    return f"{rows['written'] + rows['unchanged']:,} rows{dead}"

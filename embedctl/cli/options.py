@@ -49,7 +49,7 @@ def _row(panel: str, help: str, metavar: str = "TEXT", short: str | None = None)
 OPTIONS: dict[str, Option] = {
     "to": _row(OUTPUT, "Destination folder. Default: <stem>.embeddings in the working folder.", "FOLDER", "-o"),
     "vector_type": _row(OUTPUT, "How vectors are stored. int8 and uint8 ranges come from a sample, once."),
-    "output": _row(OUTPUT, "What each row gives.", "dense"),
+    "output": _row(OUTPUT, "Of dense, sparse, multivector, one or several. Default: the model's first.", "KIND,…"),
     "sparse_top_k": _row(OUTPUT, "Keep only so many of the greatest numbers of a sparse vector.", "N"),
     "sparse_threshold": _row(OUTPUT, "Keep only numbers of sparse vectors greater than this.", "X"),
     "pool_factor": _row(OUTPUT, "Late interaction: merge like tokens, one vector left of so many.", "X"),
@@ -67,8 +67,14 @@ OPTIONS: dict[str, Option] = {
     "limit": _row(ROWS, "Read only this many rows.", "ROWS"),
     "sample": _row(ROWS, "Embed a fixed pseudo-random share of the rows.", "1%|0.01"),
     "on_duplicate": _row(ROWS, "What happens to a row whose id came before."),
-    "model": _row(MODEL, "Name from `embedctl models`, folder, or hub id.", "MODEL", "-m"),
+    "model": _row(
+        MODEL,
+        "Name from `embedctl models`, folder, or hub id; several as NAME=MODEL. Default: all-MiniLM-L6-v2.",
+        "MODEL",
+        "-m",
+    ),
     "revision": _row(MODEL, "Branch, tag or commit of a hub model.", "REV"),
+    "engine": _row(MODEL, "Who computes: auto, torch, onnx or onnx:FILE, a file of the model's folder.", "ENGINE"),
     "prompt_name": _row(MODEL, "One of the model's own prompts, by name.", "NAME"),
     "prompt": _row(MODEL, "Text put before every document.", "TEXT"),
     "pooling": _row(MODEL, "Pooling, where the model's own is not wanted."),
@@ -114,7 +120,9 @@ OPTIONS: dict[str, Option] = {
     "on_disk": _row(STORES, "A new collection's vectors on disk, or in memory. Default: on disk, sparse in memory."),
     "shards": _row(STORES, "Shards of a new collection. Default: the server's.", "N"),
     "max_points_per_s": _row(STORES, "Write no faster, to spare a collection that is in use.", "POINTS"),
-    "swap_alias": _row(STORES, "Load into a collection beside what this alias serves; move the alias at the end.", "NAME"),
+    "swap_alias": _row(
+        STORES, "Load into a collection beside what this alias serves; move the alias at the end.", "NAME"
+    ),
     "keep_old": _row(STORES, "With --swap-alias: collections to keep of those it served before.", "N"),
     "log_format": _row(REPORTS, "Log lines, with times, in place of progress."),
     "log_file": _row(REPORTS, "Append the log to this file, not to stderr.", "PATH"),

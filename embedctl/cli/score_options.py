@@ -43,6 +43,12 @@ _NOT_EMBEDDING = {
         short="-o",
     ),
     "keep": Option(panel=ROWS, help="Columns to copy beside the scores.", metavar="NAME,…"),
+    "model": Option(
+        panel=MODEL,
+        help="Folder, hub id or name of a reranker or classifier; several as NAME=MODEL.",
+        metavar="MODEL",
+        short="-m",
+    ),
 }
 _SHARED = frozenset({
     "format", "id_column", "where", "limit", "sample", "on_duplicate", "model", "revision", "prompt_name", "prompt",

@@ -7,7 +7,7 @@ where it does not, with the reason in `describe()`. Refuses: a device that is no
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from embedctl.errors import ModelError, UsageError
 from embedctl.heads.sparse import Pruning
 from embedctl.models.folder import ModelFolder
 from embedctl.outputs import OutputKind
+from embedctl.records import Batch
 
 VERIFIED = frozenset({
     "albert", "bert", "distilbert", "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "electra", "nomic_bert",
@@ -81,7 +82,6 @@ def open_encoder(
         return open_media(folder, dtype=dtype, device=device, threads=threads, dim=dim)
     if folder.kind == "static":
         return _open_static(folder, dim, pruning)
-    kernel = choose_attention(device, dtype, attention)
     wanted = Wanted(
         pooling=pooling,
         dim=dim,
@@ -90,6 +90,12 @@ def open_encoder(
         pool_factor=pool_factor,
         compile=compile,
     )
+    if folder.onnx is not None:
+        from embedctl.encoders.onnx import open_onnx
+
+        heads, _ = open_heads(folder, outputs, wanted, device="cpu")
+        return open_onnx(folder, heads, threads=threads, expand=_expand(folder))
+    kernel = choose_attention(device, dtype, attention)
     heads, loader = open_heads(folder, outputs, wanted, device=device)
     return open_body(
         folder, loader, heads, dtype=dtype, device=device, threads=threads, kernel=kernel, compile=compile
@@ -116,12 +122,10 @@ def open_body(
     from embedctl.encoders.torch_varlen import TorchVarlenEncoder
 
     register()
-    expansion = None if folder.late is None else folder.late.expansion
     common: dict[str, Any] = {"dtype": dtype, "device": device, "threads": threads, "notes": folder.notes}
-    if expansion is not None:
-        common["expand"] = functools.partial(
-            expanded, settings=expansion, token=expansion_token(folder, expansion)
-        )  # fmt: skip
+    expand = _expand(folder)
+    if expand is not None:
+        common["expand"] = expand
     reason = PADDED.get(folder.model_type)
     if reason is None:
         load = functools.partial(_load, loader, folder, device, NAME)
@@ -130,7 +134,7 @@ def open_body(
             model = load(dtype)
         except ModelError as exc:
             reason = f"it does not take its attention from transformers ({exc})"
-        if model is not None and expansion is None and (fused := _fused(load, heads, model, compile, common)):
+        if model is not None and expand is None and (fused := _fused(load, heads, model, compile, common)):
             return fused
         if model is not None and folder.model_type not in VERIFIED:
             reason = packed_obstacle(model, device=device, kernel=kernel[0], own="sdpa")
@@ -142,6 +146,13 @@ def open_body(
     leak = padding_leaks(model, device=device)
     reason = f"{reason}; {leak}: sequences of one length run together" if leak else reason
     return PaddedEncoder(load, heads, model=model, reason=reason or "", by_length=leak is not None, **common)
+
+
+def _expand(folder: ModelFolder) -> Callable[[Batch], Batch] | None:
+    expansion = None if folder.late is None else folder.late.expansion
+    if expansion is None:
+        return None
+    return functools.partial(expanded, settings=expansion, token=expansion_token(folder, expansion))
 
 
 def _fused(

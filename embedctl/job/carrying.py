@@ -27,7 +27,7 @@ from embedctl.plan import Plan
 from embedctl.records import DeadRow, FileBooks, WindowKey, WindowOutput, WindowRecord
 from embedctl.sinks.columns import Reasons
 from embedctl.sinks.parquet import ParquetSink
-from embedctl.sinks.parquet_parts import read_part, row_of_units, without_units
+from embedctl.sinks.parquet_parts import read_part
 from embedctl.storage import STATE, LocalStorage
 
 CARRIED = "carried"
@@ -165,13 +165,13 @@ def changed(folder: Folder) -> SourceChanged:
 def _living(output: WindowOutput, bad: Reasons) -> WindowOutput:
     if not bad:
         return output
-    rows = row_of_units(output)
+    rows = output.row_of_units
     dying = np.unique(rows[list(bad)])
-    return replace(without_units(output, np.flatnonzero(~np.isin(rows, dying))), dead=_dead(output, bad))
+    return replace(output.only(np.flatnonzero(~np.isin(rows, dying))), dead=_dead(output, bad))
 
 
 def _dead(output: WindowOutput, bad: Reasons) -> tuple[DeadRow, ...]:
-    rows, starts = row_of_units(output), _starts(output)
+    rows, starts = output.row_of_units, _starts(output)
     files = _files(output.record)
     died: dict[int, DeadRow] = {}
     for unit, reason in sorted(bad.items()):
@@ -186,7 +186,7 @@ def _settled(output: WindowOutput, bad: Reasons) -> WindowRecord:
     record = replace(output.record, revision=0, part=None)
     if not bad:
         return record
-    rows = row_of_units(output)
+    rows = output.row_of_units
     dying = np.unique(rows[list(bad)])
     files = _files(record)[dying]
     books = tuple(_moved(b, int((files == b.file).sum())) for b in record.books)
@@ -203,5 +203,5 @@ def _files(record: WindowRecord) -> np.ndarray:
 
 
 def _starts(output: WindowOutput) -> list[int]:
-    starts: list[int] = np.flatnonzero(np.diff(row_of_units(output), prepend=-1)).tolist()
+    starts: list[int] = np.flatnonzero(np.diff(output.row_of_units, prepend=-1)).tolist()
     return starts

@@ -6,7 +6,7 @@ The parent holds the lease and hears of every commit; workers write their own le
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from embedctl import plan as plans
@@ -17,11 +17,10 @@ from embedctl.job.encoding import Encoding, too_many
 from embedctl.ledger import locks
 from embedctl.ledger.segments import Ledger
 from embedctl.plan import Plan
-from embedctl.records import DeadRow, Slice, WindowKey, WindowRecord
+from embedctl.records import Batch, DeadRow, Slice, WindowKey, WindowRecord
 from embedctl.scale.workers import Report, share
 from embedctl.spec import JobSpec
 from embedctl.stages.flow import Halt, Meter
-from embedctl.storage import LocalStorage
 
 if TYPE_CHECKING:
     from embedctl.job.execution import Execution
@@ -85,50 +84,37 @@ class _Work:
         assert plan is not None
         plan = self._for_worker(plan, number)
         destination.sink.prepare(plan)
-        ledger, meter, told = Ledger(storage), Meter(), dict.fromkeys(Meter.STAGES, 0.0)
-        died = self.died
-        done: dict[int, dict[int, WindowRecord]] = {}
+        telling, known = _Telling(report=report, died=self.died), Ledger(storage)
 
         def dealt() -> Iterator[tuple[Slice, Mapping[int, WindowRecord]]]:
             for index in tasks:
-                done[index] = self._done(storage, index)
-                if _is_whole(done[index]):
-                    report({"kind": "finished", "slice": index})
-                else:
-                    yield plan.slices[index], dict(done[index])
-
-        def committed(record: WindowRecord, dead: tuple[DeadRow, ...]) -> None:
-            nonlocal died
-            died += len(dead)
-            busy = {s: meter.busy_s[s] - told[s] for s in told}
-            told.update(meter.busy_s)
-            report({"kind": "commit", "record": record_to_json(record), "dead": list(dead), "busy_s": busy})
-            slice_ = done[record.key.slice]
-            slice_[record.key.window] = record
-            if _is_whole(slice_):
-                report({"kind": "finished", "slice": record.key.slice})
+                done = self._done(known, index)
+                if not telling.begin(index, done):
+                    yield plan.slices[index], done
 
         encoding = Encoding(
             spec=self.spec,
             plan=plan,
             storage=storage,
             sink=destination.sink,
-            ledger=ledger,
+            ledger=Ledger(storage),
             listener=Silent(),
             halt=halt,
-            meter=meter,
+            meter=telling.meter,
             check_lease=lambda: locks.check(storage, self.nonce),
-            on_batch=lambda b: report({"kind": "batch", "tokens": b.num_tokens, "sequences": len(b.units)}),
-            on_commit=committed,
-            dead_before=lambda: died,
+            on_batch=telling.batch,
+            on_commit=telling.commit,
+            dead_before=lambda: telling.died,
         )
         encoding.run(dealt())
         storage.drop_own_scratch()
 
-    def _done(self, storage: LocalStorage, index: int) -> dict[int, WindowRecord]:
+    def _done(self, known: Ledger, index: int) -> dict[int, WindowRecord]:
         """What is committed of a dealt slice by now, perhaps by a worker that died."""
-        records = Ledger(storage).contents.of_generation(self.generation)
-        return {r.key.window: r for r in records if r.key.slice == index and r.key not in self.lost}
+        known.refresh()
+        place = (self.generation, index)
+        here = {k: r for k, r in known.contents.windows.items() if (k.generation, k.slice) == place}
+        return {k.window: r for k, r in here.items() if k not in self.lost}
 
     def _for_worker(self, plan: Plan, number: int) -> Plan:
         """The plan with this worker's device, and its share of the threads."""
@@ -137,6 +123,39 @@ class _Work:
         if devices:
             changes["device"] = f"cuda:{number % devices}"
         return plan.with_resolved(changes)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Telling:
+    """What a worker reports to the parent. died: rows dead so far. A slice is told finished with its last window."""
+
+    report: Report
+    died: int
+    meter: Meter = field(default_factory=Meter)
+    _busy_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(Meter.STAGES, 0.0))
+    _done: dict[int, dict[int, WindowRecord]] = field(default_factory=dict)
+
+    def begin(self, index: int, done: Mapping[int, WindowRecord]) -> bool:
+        """A slice and what is committed of it; whether that is all."""
+        self._done[index] = dict(done)
+        return self._told_whole(index)
+
+    def batch(self, batch: Batch) -> None:
+        self.report({"kind": "batch", "tokens": batch.num_tokens, "sequences": len(batch.units)})
+
+    def commit(self, record: WindowRecord, dead: tuple[DeadRow, ...]) -> None:
+        self.died += len(dead)
+        busy = {stage: seconds - self._busy_s[stage] for stage, seconds in self.meter.busy_s.items()}
+        self._busy_s.update(self.meter.busy_s)
+        self.report({"kind": "commit", "record": record_to_json(record), "dead": list(dead), "busy_s": busy})
+        self._done[record.key.slice][record.key.window] = record
+        self._told_whole(record.key.slice)
+
+    def _told_whole(self, index: int) -> bool:
+        whole = _is_whole(self._done[index])
+        if whole:
+            self.report({"kind": "finished", "slice": index})
+        return whole
 
 
 def _is_whole(done: Mapping[int, WindowRecord]) -> bool:

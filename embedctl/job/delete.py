@@ -22,11 +22,11 @@ import zstandard
 from embedctl import failpoints, registry
 from embedctl import plan as plans
 from embedctl.codec import dead_from_json
-from embedctl.errors import PlanMismatch, SinkError, SourceError, UsageError
+from embedctl.errors import PlanMismatch, SourceError, UsageError
 from embedctl.events import Listener
 from embedctl.job import finalise as ending
 from embedctl.job import manifest
-from embedctl.job.destination import Destination, open_existing, open_source
+from embedctl.job.destination import Destination, open_existing, open_source, refuse_lost
 from embedctl.job.signals import obeyed
 from embedctl.job.sync_drop import file_of, keep_hashes
 from embedctl.ledger import dead, locks
@@ -182,13 +182,11 @@ def _opened(spec: JobSpec) -> tuple[Plan | None, Destination]:
         if "://" not in spec.to:
             raise
     found = open_source(spec)
-    told = getattr(found.sink, "manifest", lambda: None)()
-    if told is not None:  # ours, and its state is elsewhere or lost: the books would not follow
+    try:
+        refuse_lost(found)  # ours: the books would not follow
+    except UsageError:
         found.sink.close()
-        raise SinkError(
-            f"{found.uri}: its state is not in {found.storage.root}",
-            hint=f"embedctl state rebuild {found.uri}, or name the state's folder with --state",
-        )
+        raise
     return None, found
 
 

@@ -63,20 +63,27 @@ def open_existing(spec: JobSpec) -> tuple[Plan, Destination]:
         storage = LocalStorage(Path(spec.to))
         destination = Destination(uri=storage.uri, storage=storage, sink=ParquetSink(storage))
     plan = _newest(destination)
-    if plan is None and "://" in spec.to and (behind := served(spec.to)) != spec.to:
+    if plan is not None:
+        return plan, destination
+    if "://" in spec.to and (behind := served(spec.to)) != spec.to:
         return open_existing(replace(spec, to=behind))
-    if plan is None:
-        near = [str(p) for p in sorted(Path(".").glob("*.embeddings")) if (p / STATE).is_dir()]
-        if _remembers(destination):
-            raise UsageError(
-                f"{destination.uri}: its state is not in {destination.storage.root}",
-                hint=f"embedctl state rebuild {destination.uri}, or name the state's folder with --state",
-            )
+    with closing(destination.sink):
+        refuse_lost(destination)
+    near = [str(p) for p in sorted(Path(".").glob("*.embeddings")) if (p / STATE).is_dir()]
+    raise UsageError(
+        f"{without_secrets(spec.to)}: no embeddings made by embedctl there",
+        hint=f"embedctl status {near[0]}" if near else "embedctl embed corpus.parquet",
+    )
+
+
+def refuse_lost(destination: Destination) -> None:
+    """:raises UsageError: the store keeps a job's manifest, whose state is not here."""
+    sink = destination.sink
+    if isinstance(sink, Remembering) and sink.remembered() is not None:
         raise UsageError(
-            f"{spec.to}: no embeddings made by embedctl there",
-            hint=f"embedctl status {near[0]}" if near else "embedctl embed corpus.parquet",
+            f"{destination.uri}: its state is not in {destination.storage.root}",
+            hint=f"embedctl state rebuild {destination.uri}, or name the state's folder with --state",
         )
-    return plan, destination
 
 
 def open_source(spec: JobSpec) -> Destination:
@@ -116,10 +123,6 @@ def with_collection(target: str, name: str) -> str:
 
 def _newest(destination: Destination) -> Plan | None:
     return plans.load(destination.storage) if (destination.storage.root / STATE).is_dir() else None
-
-
-def _remembers(destination: Destination) -> bool:
-    return isinstance(destination.sink, Remembering) and destination.sink.remembered() is not None
 
 
 def default_destination(inputs: Sequence[str]) -> str:
@@ -168,7 +171,7 @@ def _absolute(target: str) -> str:
 
 def without_secrets(uri: str) -> str:
     """The URI with user and password taken out."""
-    return re.sub(r"(?<=://)[^/@]*@", "", uri)
+    return re.sub(r"(?<=://)[^/]*@", "", uri)
 
 
 def state_folder(uri: str) -> Path:

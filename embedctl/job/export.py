@@ -52,8 +52,8 @@ def export(source: str, to: str, *, state: str | None = None, listener: Listener
         found = open_source(JobSpec(to=source, state=state))
         stack.callback(found.sink.close)
         store = _scannable(found.sink, found.uri)
-        lease.append(stack.enter_context(locks.lease(target, names=["export"], listener=listener)))
         header = _header(found.uri, store.contents(), plans.load(found.storage))
+        lease.append(stack.enter_context(locks.lease(target, names=["export"], listener=listener)))
         _publish_header(target, header, found.uri)
         done = target.read(DONE)
         status = "already done" if done else "done"
@@ -89,9 +89,14 @@ def _target(to: str) -> LocalStorage:
         raise UsageError(f"--to: {to} is not a folder", hint="--to vectors/")
     if path.exists() and not path.is_dir():
         raise UsageError(f"--to: {path} is a file, not a folder", hint="--to vectors/")
-    if path.is_dir() and any(path.iterdir()) and not (path / HEADER).is_file():
+    if path.is_dir() and not (path / HEADER).is_file() and any(map(_is_in_the_way, path.iterdir())):
         raise UsageError(f"--to: {path} is not empty and holds no export", hint="choose a new folder with --to")
     return LocalStorage(path)
+
+
+def _is_in_the_way(found: Path) -> bool:
+    """All but the state of an export that was killed before it had a header."""
+    return found.name != STATE or any(found.glob("plan-*.json"))
 
 
 def _header(uri: str, outputs: Sequence[OutputSpec], plan: plans.Plan | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from embedctl import failpoints
 from embedctl import plan as plans
-from embedctl.errors import EXIT_NEW_DEAD, EXIT_OK, PlanMismatch, UsageError
+from embedctl.errors import EXIT_NEW_DEAD, EXIT_OK, GuardRefused, PlanMismatch, UsageError
 from embedctl.events import Listener, Rows, Summary
 from embedctl.job import finalise as ending
 from embedctl.job import passes, sync_drop
@@ -30,7 +30,7 @@ from embedctl.plan import Plan
 from embedctl.records import SourceFile
 from embedctl.sinks import versions
 from embedctl.sources import changes
-from embedctl.sources.files import snapshot
+from embedctl.sources.files import is_untouched, snapshot
 from embedctl.spec import JobSpec
 from embedctl.stages.flow import Halt, Meter
 
@@ -81,18 +81,28 @@ class Nightly:
         done = ending.is_finalised(last, contents)
         # Rows that were deleted by id are in the corpus still, if the corpus is to say what there is.
         lost = lost or last.targets == ()
-        if done and not lost and snapshot(files) == last.snapshot:
+        if done and not lost and _is_untouched(last, files):
             return earlier or self._nothing(last)
         look = Looker(
             spec=self.spec, last=last, contents=contents, sink=sink, storage=storage, listener=self.listener,
             halt=self.halt, began=self.began, lost=lost, dry_run=self.dry_run,
         ).look(files)  # fmt: skip
-        guard(look, self.spec)
         if self.dry_run:
-            rows = _rows_of(look)
-            details = {"changes": dict(look.counts), "examples": dict(look.examples), "generation": last.generation}
-            return told(storage.uri, look.plan, rows, details, time.monotonic() - self.began)
+            return self._told(last, look)
+        guard(look, self.spec)
         return self.execute(self._publish(last, look, done))
+
+    def _told(self, last: Plan, look: Look) -> Summary:
+        """What would be done, also where a guard would refuse it: that is when people ask."""
+        details = {"changes": dict(look.counts), "examples": dict(look.examples), "generation": last.generation}
+        seconds = time.monotonic() - self.began
+        summary = told(self.found.storage.uri, look.plan, _rows_of(look), details, seconds)
+        try:
+            guard(look, self.spec)
+        except GuardRefused as exc:
+            self.listener.note(f"a guard would refuse this: {exc}")
+            return replace(summary, status="dry run: a guard would refuse this", exit_code=exc.exit_code)
+        return summary
 
     def _migrates(self, last: Plan) -> bool:
         """Whether all is to be embedded again beside the old, or a migration was killed as readers were switched.
@@ -218,6 +228,11 @@ class Nightly:
     def _check(self) -> None:
         self.halt.check()
         self.lease.check()
+
+
+def _is_untouched(last: Plan, files: Sequence[SourceFile]) -> bool:
+    before = {f.uri: f for f in last.files}
+    return snapshot(files) == last.snapshot and all(is_untouched(before.get(f.uri), f) for f in files)
 
 
 def _until(contents: Contents, generation: int) -> Contents:

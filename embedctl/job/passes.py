@@ -34,6 +34,7 @@ def open_models(spec: JobSpec) -> tuple[ModelFolder, ...]:
             allow_pickle=spec.allow_pickle,
             trust_remote_code=spec.trust_remote_code,
             scorer=spec.task != "embed",
+            engine=spec.engine,
         )
         for _, asked in spec.models
     ]
@@ -109,7 +110,11 @@ def _check_outputs(spec: JobSpec, passes: Sequence[Pass]) -> None:
 
 def _resolve(spec: JobSpec, folder: ModelFolder) -> dict[str, Any]:
     device, dtype = "cpu", "float32"
-    if folder.kind != "fake":
+    if folder.onnx is not None:
+        from embedctl.encoders.onnx import resolve_onnx
+
+        device, dtype = resolve_onnx(folder, device=spec.device, dtype=spec.dtype, pooling=spec.pooling)
+    elif folder.kind != "fake":
         from embedctl.encoders.open import resolve_device, resolve_dtype
 
         device = resolve_device(spec.device)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +24,10 @@ from embedctl.plan import Pass, Plan
 from embedctl.recipe import job_of, recipe_of
 from embedctl.records import Segment, Slice, SourceFile
 from embedctl.sources.contents import hold_bytes
+from embedctl.sources.drift import FileSchema
 from embedctl.sources.files import STDIN, snapshot
 from embedctl.sources.roles import is_number_id
-from embedctl.sources.schema import column_names, read_schemas, resolve_schema
+from embedctl.sources.schema import ResolvedSchema, column_names, read_schemas, resolve_schema
 from embedctl.sources.slices import cut_slices, size_segments
 from embedctl.sources.where import columns_of
 from embedctl.spec import JobSpec
@@ -54,22 +56,8 @@ class Draft:
 def draft(spec: JobSpec, files: Sequence[SourceFile]) -> Draft:
     """:raises UsageError, ModelError, SourceError: before any work, naming the field, column or file."""
     formats = {name: registry.get("formats", name)() for name in sorted({f.format for f in files})}
-    columns = text_rule(spec.text_column, spec.text_template).columns if spec.text_column or spec.text_template else ()
-    content = media_of(spec)
     schemas = read_schemas(files, formats)
-    schema = resolve_schema(
-        files,
-        formats,
-        text_columns=() if spec.candidates_column else (content[1],) if content else columns or None,
-        template=spec.text_template is not None,
-        id_column=spec.id_column,
-        keep=spec.keep,
-        where_columns=sorted(columns_of(spec.where, column_names(schemas))) if spec.where else (),
-        schemas=schemas,
-        queries=scoring.query_columns(spec),
-        candidates=spec.candidates_column,
-        content_flag=flag_of(content[0]) if content else None,
-    )
+    schema = _agreed(spec, files, formats, schemas)
     folders = open_models(spec)
     media.check_texts(folders, spec, hold_bytes(schemas, schema.text_columns))
     id_field = schema.schema.field(schema.id_column) if schema.id_column else None
@@ -98,6 +86,27 @@ def draft(spec: JobSpec, files: Sequence[SourceFile]) -> Draft:
     if spec.task != "embed":
         scoring.check_names(plan)
     return Draft(plan=counted(plan, spec, folders), folders=folders)
+
+
+def _agreed(
+    spec: JobSpec, files: Sequence[SourceFile], formats: Mapping[str, Any], schemas: Sequence[FileSchema]
+) -> ResolvedSchema:
+    """The columns that the job reads, of one type in all files."""
+    columns = text_rule(spec.text_column, spec.text_template).columns if spec.text_column or spec.text_template else ()
+    content = media_of(spec)
+    return resolve_schema(
+        files,
+        formats,
+        text_columns=() if spec.candidates_column else (content[1],) if content else columns or None,
+        template=spec.text_template is not None,
+        id_column=spec.id_column,
+        keep=spec.keep,
+        where_columns=sorted(columns_of(spec.where, column_names(schemas))) if spec.where else (),
+        schemas=schemas,
+        queries=scoring.query_columns(spec),
+        candidates=spec.candidates_column,
+        content_flag=flag_of(content[0]) if content else None,
+    )
 
 
 def libraries() -> dict[str, str]:
@@ -184,8 +193,6 @@ def _ranges(plan: Plan, folder: ModelFolder, one: Pass, texts: Sequence[str]) ->
     encoder = wiring.open_planned_encoder(folder, plan.spec, one.resolved)
     try:
         dim = encoder.dims["dense"]
-        if not texts:
-            return [[-1.0] * dim, [1.0] * dim]
         vectors = np.zeros((len(texts), dim), dtype=np.float32)
         for batch in make_batches(tokenizer(texts), one.resolved["batch_tokens"], padded=encoder.padded):
             try:
@@ -195,7 +202,8 @@ def _ranges(plan: Plan, folder: ModelFolder, one: Pass, texts: Sequence[str]) ->
                 rest = without(batch, exc.reasons)
                 if rest is not None:
                     vectors[rest.units] = dense(encoder.encode(rest))
-        ranges: list[list[float]] = calibrate(vectors[np.isfinite(vectors).all(axis=1)]).tolist()
+        finite = vectors[np.isfinite(vectors).all(axis=1)]
+        ranges: list[list[float]] = calibrate(finite).tolist() if len(finite) else [[-1.0] * dim, [1.0] * dim]
         return ranges
     finally:
         encoder.close()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from embedctl.errors import UsageError
+from embedctl.encoders.base import Encoder
+from embedctl.errors import UnreadableInput, UsageError
 from embedctl.events import Listener
 from embedctl.job import finalise as ending
 from embedctl.job import planning, wiring
@@ -18,7 +21,7 @@ from embedctl.ledger import dead, locks
 from embedctl.ledger.segments import Ledger
 from embedctl.outputs import OutputSpec
 from embedctl.plan import Plan
-from embedctl.records import Tokenized
+from embedctl.records import Batch, Tokenized
 from embedctl.sources.files import STDIN, discover
 from embedctl.spec import JobSpec
 from embedctl.tokens.pack import make_batches
@@ -90,18 +93,23 @@ def _tokens_per_s(made: planning.Draft, tokenized: Tokenized) -> float:
     encoder = wiring.open_planned_encoder(made.folders[0], made.plan.spec, one.resolved, [o.kind for o in one.outputs])
     try:
         batches = list(make_batches(tokenized, made.plan.resolved["batch_tokens"], padded=encoder.padded))
-        encoder.encode(batches[-1])
+        _encode(encoder, batches[-1])
         tokens, began = 0, time.monotonic()
         with ThreadPoolExecutor(encoder.lanes) as pool:
             for start in range(0, len(batches), encoder.lanes):
                 together = batches[start : start + encoder.lanes]
-                list(pool.map(encoder.encode, together))
+                list(pool.map(partial(_encode, encoder), together))
                 tokens += sum(batch.num_tokens for batch in together)
                 if time.monotonic() - began > SPEED_PROBE_S:
                     break
         return tokens / max(time.monotonic() - began, 1e-9)
     finally:
         encoder.close()
+
+
+def _encode(encoder: Encoder, batch: Batch) -> None:
+    with suppress(UnreadableInput):  # the job has a dead letter for each; here only time counts
+        encoder.encode(batch)
 
 
 def _rows(plan: Plan, probe: planning.Probe) -> tuple[int, bool]:

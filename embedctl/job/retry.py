@@ -50,12 +50,7 @@ def retry(destination: str, overrides: Mapping[str, Any], listener: Listener) ->
     began, halt = time.monotonic(), Halt()
     lease: list[locks.Lease] = []
     with obeyed(halt, last_words=lambda: locks.release_all(lease)), contextlib.ExitStack() as stack:
-        last, found = open_existing(JobSpec(to=destination, state=overrides.get("state")))
-        if last.is_loaded:
-            raise PlanMismatch(
-                f"{found.uri}: its vectors were loaded, not embedded",
-                hint="mend the tables, then load them again with another --to, or with --swap-alias",
-            )
+        last, found = _opened(destination, overrides.get("state"))
         storage, sink = found.storage, found.sink
         stack.callback(storage.drop_own_scratch)
         stack.callback(sink.close)
@@ -87,6 +82,16 @@ def retry(destination: str, overrides: Mapping[str, Any], listener: Listener) ->
         )
         dead_slices = {r.key.slice for r in again.standing}
         return replace(execution.run([s for s in again.plan.slices if s.index in dead_slices], None), exit_code=0)
+
+
+def _opened(destination: str, state: str | None) -> tuple[Plan, Destination]:
+    last, found = open_existing(JobSpec(to=destination, state=state))
+    if last.is_loaded:
+        raise PlanMismatch(
+            f"{found.uri}: its vectors were loaded, not embedded",
+            hint="mend the tables, then load them again with another --to, or with --swap-alias",
+        )
+    return last, found
 
 
 def _again(last: Plan, spec: JobSpec, found: Destination, ledger: Ledger) -> _Again | None:

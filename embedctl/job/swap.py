@@ -132,7 +132,7 @@ def _checked(spec: JobSpec) -> tuple[str, str]:
     scheme = urlsplit(target).scheme
     if "://" not in target or scheme not in registry.names("aliases"):
         raise UsageError(
-            f"--swap-alias: {target or 'the destination'} is no store with aliases",
+            f"--swap-alias: {without_secrets(target) or 'the destination'} is no store with aliases",
             hint=f"--to qdrant://localhost:6334/{name} --swap-alias {name}",
         )
     if not _NAME.fullmatch(name):

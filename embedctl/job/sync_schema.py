@@ -29,7 +29,12 @@ def schema_of(
     """
     found = None
     for some in (changed, files):
-        found = _resolved(last, some, updated_column)
+        try:
+            found = _resolved(last, some, updated_column)
+        except UsageError:  # a column that the changed files lack may stand in the others
+            if some is files or len(changed) == len(files):
+                raise
+            continue
         if found is None or found.equals(last.schema, check_metadata=True):
             return last.schema, False
     assert found is not None

@@ -20,6 +20,7 @@ from embedctl.ledger.segments import Contents
 from embedctl.plan import Plan
 from embedctl.records import SourceFile
 from embedctl.sinks.base import Sink
+from embedctl.sources.files import is_untouched
 from embedctl.storage import LocalStorage
 
 
@@ -67,7 +68,7 @@ def unread_files(last: Plan, files: Sequence[SourceFile], contents: Contents, st
         then, rows = before.get(file.uri), books.get(file.uri)
         if then is None or rows is None or file.uri not in number:
             continue
-        same = (then.size_bytes, then.version, then.format) == (file.size_bytes, file.version, file.format)
+        same = then.format == file.format and is_untouched(then, file)
         held = counts.get(number[file.uri], 0)
         if same and not rows.dead and not rows.duplicates and held == rows.read - rows.skipped:
             found[number[file.uri]] = file.index
@@ -93,6 +94,6 @@ def known_dead(
     letters: Sequence[Mapping[str, Any]], last: Plan, files: Sequence[SourceFile]
 ) -> dict[tuple[int, int], str]:
     """(file now, position) of dead rows in files that did not change -> why."""
-    before = {f.uri: (f.size_bytes, f.version) for f in last.files}
-    same = {f.uri: f.index for f in files if before.get(f.uri) == (f.size_bytes, f.version)}
+    before = {f.uri: f for f in last.files}
+    same = {f.uri: f.index for f in files if is_untouched(before.get(f.uri), f)}
     return {(same[m["file"]], m["position"]): m["reason"] for m in letters if m["file"] in same}

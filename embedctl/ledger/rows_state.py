@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,7 +127,13 @@ def build(
                     )
     except OSError as exc:
         raise sink_error(path, exc) from exc
-    meta = {"windows": [list(w) for w in windows], "uris": list(uris), "repeated": repeated, "details": dict(details)}
+    meta = {
+        "windows": [list(w) for w in windows],
+        "uris": list(uris),
+        "repeated": repeated,
+        "details": dict(details),
+        "crc32": _checksum(path),
+    }
     digest = digest_of(windows)
     name = f"{FOLDER}/g{generation:04d}-{digest}.arrow"
     storage.delete(name)
@@ -145,7 +152,8 @@ def load(storage: LocalStorage, windows: Sequence[Sequence[int]]) -> RowsState |
     for name in reversed(names):
         with contextlib.suppress(pa.ArrowInvalid, OSError, ValueError, KeyError, TypeError):
             meta = json.loads(storage.read(f"{name}.json") or b"")
-            if meta["windows"] == [list(w) for w in windows]:
+            whole = meta["crc32"] == _checksum(storage.root / name)
+            if whole and meta["windows"] == [list(w) for w in windows]:
                 return _opened(storage, name, meta)
     return None
 
@@ -174,6 +182,14 @@ def digest_of(windows: Sequence[Sequence[int]]) -> str:
     import hashlib
 
     return hashlib.blake2b(json.dumps([list(w) for w in windows]).encode(), digest_size=8).hexdigest()
+
+
+def _checksum(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            value = zlib.crc32(block, value)
+    return value
 
 
 def _opened(storage: LocalStorage, name: str, meta: Mapping[str, Any]) -> RowsState:

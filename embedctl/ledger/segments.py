@@ -88,6 +88,7 @@ class Ledger:
         self._small: list[tuple[str, bytes]] = []
         self._next = 0
         self.contents, self._found = _read_all(storage)
+        self._read = set(self._found)
 
     def append(self, *objects: Json | WindowRecord) -> None:
         """Make the records durable, together. :raises SinkError: they are not in the ledger."""
@@ -101,6 +102,19 @@ class Ledger:
             self.contents.add(obj)
         if len(self._small) >= FOLD:
             self._fold()
+
+    def refresh(self) -> None:
+        """Take in what other writers have committed since. For a ledger that only reads."""
+        while True:
+            new = [e.name for e in self._storage.list(FOLDER) if e.name.endswith(".seg") and e.name not in self._read]
+            found = [(name, self._storage.read(name)) for name in new]
+            for name, content in found:
+                if content is not None:
+                    self._read.add(name)
+                    for obj in _decode(content):
+                        self.contents.add(obj)
+            if all(content is not None for _, content in found):
+                return  # else a writer has just folded what was listed into another segment
 
     def forget(self, records: Iterable[WindowRecord]) -> None:
         """What the destination has lost is no longer committed."""

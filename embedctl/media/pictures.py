@@ -8,6 +8,7 @@ pixels, too many, or a side too long for the other.
 from __future__ import annotations
 
 import io
+import re
 import struct
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF
 _BROKEN = (OSError, SyntaxError, ValueError, TypeError, IndexError, KeyError, EOFError, struct.error, OverflowError,
            ZeroDivisionError, AttributeError, RuntimeError, NotImplementedError, MemoryError)  # fmt: skip
 """Pillow's plugins have no error of their own: a damaged file raises whatever its bytes lead to."""
+_HUSHED: Any = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 
 
 def check_installed() -> None:
@@ -48,14 +50,22 @@ def size_of(content: bytes) -> tuple[int, int]:
 
 def picture_of(content: bytes) -> Image:
     """The pixels: mode RGB. :raises Unreadable: see the module."""
-    from PIL import ImageOps
-
     with _opened(content) as picture:
         try:
             picture.load()
-            return ImageOps.exif_transpose(picture).convert("RGB")
+            return _upright(picture).convert("RGB")
         except _BROKEN as exc:
             raise Unreadable(f"the picture ({_told(picture)}) cannot be decoded: {_words(exc)}") from exc
+
+
+def _upright(picture: Image) -> Image:
+    """As EXIF says; as it is where EXIF itself is damaged."""
+    from PIL import ImageOps
+
+    try:
+        return ImageOps.exif_transpose(picture)
+    except _BROKEN:
+        return picture
 
 
 def _opened(content: bytes) -> Image:
@@ -63,10 +73,11 @@ def _opened(content: bytes) -> Image:
 
     if not content:
         raise Unreadable("the picture is empty (0 bytes)")
-    warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
+    if _HUSHED not in warnings.filters:  # Pillow's remarks on single files; what matters becomes a reason
+        warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
         picture = Image.open(io.BytesIO(content), formats=FORMATS)
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as exc:
+    except Image.DecompressionBombError as exc:
         size = _words(exc).partition(" exceeds")[0]
         raise Unreadable(f"the picture has more than {MAX_PIXELS:,} pixels ({size})") from exc
     except UnidentifiedImageError as exc:

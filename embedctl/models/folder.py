@@ -18,6 +18,7 @@ from embedctl.media import WORDS, Kind
 from embedctl.models.fake import VOCABULARY, fake_options
 from embedctl.models.fingerprint import file_sha256, fingerprint_of
 from embedctl.models.modules import Dense, Late, Media, Module, Normalize, Pooling, SparseHead
+from embedctl.models.onnx_format import OnnxGraph
 from embedctl.models.scorer import Scorer
 from embedctl.outputs import OutputKind
 from embedctl.spec import JobSpec
@@ -37,7 +38,7 @@ class ModelFolder:
     model as it reads queries, None where it reads them like documents. `labels` of a score's numbers;
     `scorer`: where they come from, read by `score_format` only. `modifier`: what a store weighs its sparse vectors by.
     `settings`: what else makes the numbers of a lexical model, as a hash. `media`: what it reads beside text;
-    `reads`: what rows are to it, None for texts.
+    `reads`: what rows are to it, None for texts. `onnx`: what runs in the place of its weights, None for torch.
     """
 
     name: str
@@ -73,6 +74,7 @@ class ModelFolder:
     scorer: Scorer | None = None
     media: Media | None = None
     reads: Kind | None = None
+    onnx: OnnxGraph | None = None
 
     @property
     def pooling(self) -> Pooling | None:

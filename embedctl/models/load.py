@@ -17,6 +17,7 @@ from embedctl.models.files import read_json, read_object
 from embedctl.models.fingerprint import file_sha256
 from embedctl.models.folder import ModelFolder
 from embedctl.models.lexical import find as find_lexical
+from embedctl.models.onnx_files import USUAL, with_engine
 from embedctl.models.registered import registered
 from embedctl.models.score_format import fake_scorer, read_scorer
 from embedctl.models.st_format import read_folder
@@ -35,9 +36,10 @@ def find_model(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     scorer: bool = False,
+    engine: str = "auto",
 ) -> ModelFolder:
     """The model of that name, its settings read and its weights proven whole, nothing heavy loaded. `scorer`: it is to
-    rerank or classify, not to embed.
+    rerank or classify, not to embed. `engine`: see `with_engine`.
 
     :raises ModelError: not found, incomplete, or something in it is not understood.
     """
@@ -51,17 +53,18 @@ def find_model(
         )  # fmt: skip
     lexical = find_lexical(name, offline=offline or _hub_offline())
     if lexical is not None:
-        return lexical
-    root, where = _locate(name, revision, offline=offline or _hub_offline(), allow_pickle=allow_pickle)
+        return with_engine(lexical, engine)
+    root, where = _locate(name, revision, offline=offline or _hub_offline(), allow_pickle=allow_pickle, engine=engine)
     read = read_scorer if scorer else read_folder
     try:
-        return read(root, where, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+        folder = read(root, where, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+        return with_engine(folder, engine)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, OSError) as exc:
         # A setting of another type than its makers write: rare, many, and all of one kind to a user.
         raise ModelError(f"{root}: a setting in it is not understood ({type(exc).__name__}: {exc})") from exc
 
 
-def _locate(name: str, revision: str | None, *, offline: bool, allow_pickle: bool) -> tuple[Path, str]:
+def _locate(name: str, revision: str | None, *, offline: bool, allow_pickle: bool, engine: str) -> tuple[Path, str]:
     """(folder, name for messages)."""
     path = Path(name).expanduser()
     if path.is_dir():
@@ -78,9 +81,10 @@ def _locate(name: str, revision: str | None, *, offline: bool, allow_pickle: boo
         packaged = _packaged(entry) if revision is None else None
         if packaged is not None:
             return packaged, entry.name
-        return _from_hub(entry.hub_id, revision, entry, offline=offline, allow_pickle=allow_pickle), entry.hub_id
+        found = _from_hub(entry.hub_id, revision, entry, offline=offline, allow_pickle=allow_pickle, engine=engine)
+        return found, entry.hub_id
     if _is_hub_id(name):
-        return _from_hub(name, revision, None, offline=offline, allow_pickle=allow_pickle), name
+        return _from_hub(name, revision, None, offline=offline, allow_pickle=allow_pickle, engine=engine), name
     if path.exists():
         raise ModelError(f"--model: {name} is a file; a model is a folder", hint=f"--model {path.parent}")
     raise _not_found(name, None, "is neither a folder nor a known model")
@@ -115,17 +119,17 @@ def _is_hub_id(name: str) -> bool:
 
 
 def _from_hub(
-    hub_id: str, revision: str | None, entry: known.KnownModel | None, *, offline: bool, allow_pickle: bool
+    hub_id: str, revision: str | None, entry: known.KnownModel | None, *, offline: bool, allow_pickle: bool, engine: str
 ) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as exc:
         raise _not_found(hub_id, entry, "is not on this machine, and huggingface_hub is not installed") from exc
-    patterns = [*_HUB_FILES, *(_PICKLES if allow_pickle else ())]
-    ignored = ["onnx/*", "openvino/*", "*.onnx", "coreml/*", "original/*"]
+    patterns = [*_HUB_FILES, *(_PICKLES if allow_pickle else ()), *_onnx_patterns(engine)]
+    ignored = ["openvino/*", "coreml/*", "original/*", *(() if engine.startswith("onnx") else ("onnx/*", "*.onnx"))]
     try:
         cached = Path(snapshot_download(hub_id, revision=revision, local_files_only=True))
-        if _complete(cached):
+        if _complete(cached, engine):
             return cached
     except (OSError, ValueError, KeyError, TypeError, ModelError):
         pass
@@ -138,10 +142,20 @@ def _from_hub(
         raise _not_found(hub_id, entry, f"could not be had from the hub: {reason}") from exc
 
 
-def _complete(folder: Path) -> bool:
+def _onnx_patterns(engine: str) -> list[str]:
+    """The ONNX file wanted and the files that hold its weights; of a folder's many, only the usual one."""
+    if not engine.startswith("onnx"):
+        return []
+    name = engine.partition(":")[2] or USUAL
+    return [f"{where}{name}{rest}" for where in ("", "*/") for rest in ("", "_data*", ".data*")]
+
+
+def _complete(folder: Path, engine: str) -> bool:
     """Whether a cached snapshot can be used without asking the hub: settings, weights and tokenizer are there."""
     has_config = (folder / "modules.json").is_file() or (folder / "config.json").is_file()
     weights = [*folder.glob("*.safetensors"), *folder.glob("*/*.safetensors"), *folder.glob("pytorch_model*.bin")]
+    if engine.startswith("onnx"):
+        weights = [p for pattern in _onnx_patterns(engine)[::3] for p in folder.glob(pattern)]
     tokenizer = [*folder.glob("tokenizer*.json"), *folder.glob("*/tokenizer*.json"), *folder.glob("vocab*")]
     if not (has_config and weights and tokenizer):
         return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from logging import CRITICAL
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ PAGES = frozenset({"colpali", "colqwen2", "colmodernvbert"})
 """Kinds by `model_type`: those with `get_image_features`, with `get_audio_features`, and with a vector a token."""
 _FILLED = frozenset({"siglip", "siglip2"})
 """Kinds trained on texts filled up to one length, the filling seen like any token."""
-_SOUND_TOKENS = 64
+_SOUND_TOKENS = _UNPATCHED_TOKENS = 64
 _METHODS = {"text": "get_text_features", "image": "get_image_features", "audio": "get_audio_features"}
 
 
@@ -87,11 +88,17 @@ def _config(path: Path, kind: str) -> object:
         raise ModelError(
             f"{path}: reading a {kind} model needs transformers", hint="pip install 'embedctl[torch]'"
         ) from exc
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(CRITICAL)  # it remarks on defaults that no user can change
     try:
         return AutoConfig.from_pretrained(str(path), local_files_only=True)
     except Exception as exc:
         lines = str(exc).strip().splitlines() or [type(exc).__name__]
         raise ModelError(f"{path / 'config.json'}: transformers cannot read it: {lines[0][:300]}") from exc
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def _check_route(path: Path, settings: Mapping[str, Any], *, late: bool) -> None:
@@ -122,7 +129,9 @@ def _tokens(config: Any, kind: str, path: Path) -> int | None:
     if kind == "siglip2":
         return int(processor_settings(path).get("max_num_patches") or 256)
     vision = config.vision_config
-    side = int(vision.image_size) // int(getattr(vision, "patch_size", 32))
+    if not hasattr(vision, "patch_size"):  # convolutions
+        return _UNPATCHED_TOKENS
+    side = int(vision.image_size) // int(vision.patch_size)
     return side * side + (0 if kind == "siglip" else 1)
 
 

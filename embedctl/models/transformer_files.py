@@ -15,6 +15,7 @@ from embedctl.errors import ModelError
 from embedctl.models import files
 from embedctl.models.folder import UNLIMITED, ModelFolder
 from embedctl.models.modules import Pooling, Splade
+from embedctl.models.onnx_files import weights_or_onnx
 from embedctl.models.sparse_format import vocabulary_of
 
 _UPSTREAMED = frozenset({"nomic_bert", "eurobert", "modernbert", "gte", "jina_embeddings_v3"})
@@ -68,7 +69,7 @@ def read_transformer(folder: ModelFolder, path: Path, settings: Mapping[str, Any
         max_positions=positions,
         lowercase=bool(settings.get("do_lower_case", False)),
         hidden_dim=_hidden_dim(path, text),
-        weights=files.find_weights(path, allow_pickle=folder.allow_pickle),
+        weights=weights_or_onnx(path, allow_pickle=folder.allow_pickle),
         notes=(*folder.notes, *notes),
     )
     if task in SCORED or (task is None and folder.architecture.endswith("ForSequenceClassification")):

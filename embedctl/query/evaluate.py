@@ -17,7 +17,7 @@ from embedctl.events import Listener
 from embedctl.job import finalise as ending
 from embedctl.job.destination import Destination, open_existing
 from embedctl.ledger.segments import Ledger
-from embedctl.outputs import OutputSpec
+from embedctl.outputs import OutputSpec, Values
 from embedctl.plan import Plan
 from embedctl.query.parts import known_ids, open_parts, rows_of
 from embedctl.query.queries import Asking, Query, embed_queries, read_queries
@@ -56,10 +56,11 @@ def evaluate(
         outputs = wanted.outputs(plan, found.uri)
         known = _judged(asked, judged)
         documents = {document for query in known for document in judged[query.id]}
-        bench = _Folder if isinstance(found.sink, ParquetSink) else _Store
-        runs, here, done = bench(plan=plan, found=found, listener=listener).runs(
-            known, documents, outputs, wanted, asking
-        )
+        trial = _Trial(
+            plan=plan, found=found, queries=known, documents=documents, outputs=outputs, wanted=wanted, asking=asking,
+            listener=listener,
+        )  # fmt: skip
+        runs, here, done = trial.of_folder() if isinstance(found.sink, ParquetSink) else trial.of_store()
     scores = measure(runs, {query.id: judged[query.id] for query in known})
     lost = len(documents - here)
     if lost:
@@ -79,7 +80,7 @@ def evaluate(
 
 def _judged(asked: Sequence[Query], judged: Qrels) -> list[Query]:
     """Queries that have a relevant document. :raises UsageError: none has."""
-    relevant = {q for q, documents in judged.items() if max(documents.values()) > 0}
+    relevant = _relevant(judged)
     known = [query for query in asked if query.id in relevant]
     if not known:
         raise UsageError(
@@ -89,8 +90,12 @@ def _judged(asked: Sequence[Query], judged: Qrels) -> list[Query]:
     return known
 
 
+def _relevant(judged: Qrels) -> set[str]:
+    return {query for query, documents in judged.items() if max(documents.values()) > 0}
+
+
 def _unknown(asked: Sequence[Query], judged: Qrels) -> dict[str, int]:
-    relevant = {q for q, documents in judged.items() if max(documents.values()) > 0}
+    relevant = _relevant(judged)
     return {
         "queries_without_text": len(judged.keys() - {query.id for query in asked}),
         "queries_without_judgement": sum(query.id not in judged for query in asked),
@@ -103,62 +108,55 @@ Runs = dict[str, list[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Folder:
+class _Trial:
+    """Judged queries put to a destination. documents: all that are judged for them."""
+
     plan: Plan
     found: Destination
+    queries: Sequence[Query]
+    documents: Collection[str]
+    outputs: Sequence[OutputSpec]
+    wanted: Wanted
+    asking: Asking
     listener: Listener
 
-    def runs(
-        self,
-        queries: Sequence[Query],
-        documents: Collection[str],
-        outputs: Sequence[OutputSpec],
-        wanted: Wanted,
-        asking: Asking,
-    ) -> tuple[Runs, set[str], bool]:
+    def of_folder(self) -> tuple[Runs, set[str], bool]:
         """Runs, those of the documents that are there, and whether the job is finished."""
         parts = open_parts(self.plan, self.found)
         tell_unfinished(parts, self.listener)
-        vectors = embed_queries(parts.plan, queries, asking, self.listener, [o.name for o in outputs])
         rankings, _, _ = ranked(
-            parts, outputs, vectors, count=len(queries), k=DEPTH, where=wanted.where, by_document=True
+            parts,
+            self.outputs,
+            self._vectors(parts.plan),
+            count=len(self.queries),
+            k=DEPTH,
+            where=self.wanted.where,
+            by_document=True,
         )
         rows = rows_of(parts, {key for ranking in rankings for key in ranking.keys.tolist()}, ["id"])
         runs = {
             query.id: list(dict.fromkeys(str(rows[key]["id"]) for key in ranking.keys.tolist()))
-            for query, ranking in zip(queries, rankings, strict=True)
+            for query, ranking in zip(self.queries, rankings, strict=True)
         }
-        return runs, known_ids(parts, documents), parts.finished
+        return runs, known_ids(parts, self.documents), parts.finished
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Store:
-    plan: Plan
-    found: Destination
-    listener: Listener
-
-    def runs(
-        self,
-        queries: Sequence[Query],
-        documents: Collection[str],
-        outputs: Sequence[OutputSpec],
-        wanted: Wanted,
-        asking: Asking,
-    ) -> tuple[Runs, set[str], bool]:
-        """As in a folder, by the store's own index."""
-        store = searchable(self.found)
+    def of_store(self) -> tuple[Runs, set[str], bool]:
+        """As of a folder, by the store's own index."""
+        store, documents = searchable(self.found), set(self.documents)
         contents = Ledger(self.found.storage).contents
-        vectors = embed_queries(self.plan, queries, asking, self.listener, [o.name for o in outputs])
         depth = DEPTH * CHUNKS if self.plan.chunked else DEPTH
-        hits = store.search(vectors, limit=depth, where=wanted.where, exact=wanted.exact)
+        hits = store.search(self._vectors(self.plan), limit=depth, where=self.wanted.where, exact=self.wanted.exact)
         runs = {
             query.id: list(dict.fromkeys(hit.id for hit in found))[:DEPTH]
-            for query, found in zip(queries, hits, strict=True)
+            for query, found in zip(self.queries, hits, strict=True)
         }
         here: set[str] = set()
         for record in ending.live_records(contents):
-            here.update(set(self.found.sink.rows(record)[0]) & set(documents) if record.units else ())
+            here |= documents.intersection(self.found.sink.rows(record)[0] if record.units else ())
         return runs, here, ending.is_finalised(self.plan, contents)
+
+    def _vectors(self, plan: Plan) -> dict[str, Values]:
+        return embed_queries(plan, self.queries, self.asking, self.listener, [o.name for o in self.outputs])
 
 
 def measure(runs: Mapping[str, Sequence[str]], qrels: Qrels) -> dict[str, dict[str, float]]:

@@ -26,7 +26,6 @@ from embedctl.job.encoding import ranges_of
 from embedctl.ledger.segments import Ledger
 from embedctl.outputs import OutputSpec, Values, take
 from embedctl.plan import Plan
-from embedctl.query.verify import as_matrix
 from embedctl.sinks.columns import values_of
 from embedctl.sinks.versions import CURRENT
 from embedctl.sources.where import Where, columns_of
@@ -126,7 +125,14 @@ def stretches(
 
 def stored_values(column: pa.Array[Any], output: OutputSpec) -> Values:
     """A column of vectors as values, as they are stored."""
-    return as_matrix(column) if pa.types.is_fixed_size_list(column.type) else values_of(column, output)[0]
+    return _as_matrix(column) if pa.types.is_fixed_size_list(column.type) else values_of(column, output)[0]
+
+
+def _as_matrix(column: pa.Array[Any]) -> np.ndarray:
+    """FixedSizeList<C> of n rows to an (n, C) view."""
+    assert isinstance(column, pa.FixedSizeListArray)
+    flat: np.ndarray = column.flatten().to_numpy(zero_copy_only=False)
+    return flat.reshape(len(column), -1)
 
 
 def _row_bytes(output: OutputSpec) -> int:

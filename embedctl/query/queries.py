@@ -125,7 +125,6 @@ def _of_model(
         chunk=None,
         on_overlong="truncate",
         overlong=None,
-        piece=lambda text, begin, end: text[begin:end],
     )
     padded = padding_of if encoder.padded else lambda batch: batch.num_tokens
     outputs: dict[OutputKind, str] = {o.kind: o.name for o in wanted}

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedctl.errors import EmbedctlError
@@ -121,13 +120,6 @@ def _read(storage: LocalStorage, records: Sequence[WindowRecord], output: Output
         for batch in file.iter_batches(columns=[output.name], batch_size=8192):
             values, reasons = values_of(batch.column(0), output)
             yield values, len(reasons)
-
-
-def as_matrix(column: pa.Array[Any]) -> np.ndarray:
-    """FixedSizeList<C> of n rows to an (n, C) view."""
-    assert isinstance(column, pa.FixedSizeListArray)
-    flat: np.ndarray = column.flatten().to_numpy(zero_copy_only=False)
-    return flat.reshape(len(column), -1)
 
 
 def _recipe(plan: Plan, storage: LocalStorage, records: Sequence[WindowRecord]) -> Check:

@@ -27,7 +27,6 @@ from embedctl.sinks import qdrant_manifest as manifests
 from embedctl.sinks import stores
 from embedctl.sinks.base import Hit, Reconciled
 from embedctl.sinks.keyed_records import (
-    HASH,
     POS,
     Engine,
     Gate,
@@ -38,6 +37,7 @@ from embedctl.sinks.keyed_records import (
     fields_of,
     refuse,
     spans,
+    units_in,
 )
 from embedctl.sinks.stores import PointId, WindowRows
 from embedctl.spec import JobSpec
@@ -69,7 +69,7 @@ class KeyedSink:
             self._check_owner(plan)
         else:
             if stores.has_rows(self._storage):
-                raise self._gone("gone")
+                raise stores.gone(self._engine.name, self._storage, "gone")
             self._engine.make(plan)
         self._plan = plan
 
@@ -102,7 +102,7 @@ class KeyedSink:
             )
         expected, held = sum(r.units for r in records), self._engine.count(self.plan.job)
         if expected and not held:
-            raise self._gone("empty")
+            raise stores.gone(self._engine.name, self._storage, "empty")
         lost = self._lost(records) if held < expected else ()  # an id that stands twice also makes it less
         return Reconciled(adopted=(), lost=tuple(lost))
 
@@ -161,12 +161,7 @@ class KeyedSink:
         return manifests.unpacked({manifests.MANIFEST: noted}, self._engine.name)
 
     def units_there(self) -> Iterator[pa.RecordBatch]:
-        kinds: dict[str, pa.DataType] = {"id": pa.string(), "chunk": pa.int32(), POS: pa.int64(), HASH: pa.string()}
-        for batch in self.scan():
-            has = batch.schema.names
-            yield pa.RecordBatch.from_pydict(
-                {n: batch.column(n).cast(k) if n in has else pa.array([None] * len(batch), k) for n, k in kinds.items()}
-            )
+        return units_in(self.scan())
 
     def total(self) -> int:
         return self._engine.count(None)
@@ -192,16 +187,7 @@ class KeyedSink:
                 hint=f"{elsewhere}, or delete it",
             )
         elif not stores.has_rows(self._storage) and self._engine.count(plan.job):
-            raise UsageError(
-                f"{name}: holds vectors of this job, but its ledger is not in {self._storage.root}",
-                hint=f"name its folder with --state, or: embedctl state rebuild {self._storage.uri}",
-            )
-
-    def _gone(self, what: str) -> SinkError:
-        return SinkError(
-            f"{self._engine.name}: {what}, yet {self._storage.root} says what was written there",
-            hint=f"bring it back, or remove {self._storage.root} to begin anew",
-        )
+            raise stores.without_ledger(name, self._storage)
 
     def _batches(self, output: WindowOutput, row: np.ndarray) -> Iterator[Records]:
         keys = [self._engine.key(id, c) for id, c in zip(output.ids, chunks_of(output), strict=True)]

@@ -24,6 +24,7 @@ from embedctl.sinks.stores import PointId
 from embedctl.spec import JobSpec
 
 JOB, POS, HASH = "_job", "_pos", "_hash"
+UNITS_AT_ONCE = 8192
 SPAN = ("chunk", "char_start", "char_end")
 
 
@@ -241,6 +242,16 @@ def spans(output: WindowOutput, max_records: int, max_bytes: int) -> Iterator[tu
             todo += [(begin + step, end), (begin, begin + step)]
         elif end > begin:
             yield begin, end
+
+
+def units_in(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """See `Remembering.units_there`: what of a scan a rebuild of a job's state needs."""
+    kinds: dict[str, pa.DataType] = {"id": pa.string(), "chunk": pa.int32(), POS: pa.int64(), HASH: pa.string()}
+    for batch in batches:
+        has = batch.schema.names
+        yield pa.RecordBatch.from_pydict(
+            {n: batch.column(n).cast(k) if n in has else pa.nulls(len(batch), k) for n, k in kinds.items()}
+        )
 
 
 def _nbytes(values: Values, begin: int, end: int) -> int:

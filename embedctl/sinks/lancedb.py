@@ -29,7 +29,16 @@ from embedctl.sinks import lancedb_read as reading
 from embedctl.sinks import stores
 from embedctl.sinks.base import Hit, Reconciled, Stored
 from embedctl.sinks.columns import values_of
-from embedctl.sinks.keyed_records import HASH, JOB, POS, check_names, check_values, refuse
+from embedctl.sinks.keyed_records import (
+    HASH,
+    JOB,
+    POS,
+    UNITS_AT_ONCE,
+    check_names,
+    check_values,
+    refuse,
+    units_in,
+)
 from embedctl.sinks.lancedb_read import quoted
 from embedctl.sinks.lancedb_rows import called, schema_of, table_of
 from embedctl.sinks.lancedb_table import Table
@@ -60,7 +69,7 @@ class LanceSink:
         """:raises UsageError: what no table could hold as asked."""
         _refuse(spec)
         self._table, self._storage, self._spec = table, storage, spec
-        self._indexes = tuple((called(name), kind) for name, kind in map(indexing.index_field, spec.index_field))
+        self._indexes = tuple((called(name), kind) for name, kind in map(stores.index_field, spec.index_field))
         self._plan: Plan | None = None
         self._schema: pa.Schema | None = None
 
@@ -77,7 +86,7 @@ class LanceSink:
             self._check(plan, schema)
         else:
             if stores.has_rows(self._storage):
-                raise self._gone("gone")
+                raise stores.gone(self._table.name, self._storage, "gone")
             self._table.make(schema)
         self._plan, self._schema = plan, schema
 
@@ -111,7 +120,7 @@ class LanceSink:
             return Reconciled(adopted=(), lost=())
         here = self._table.ask(reading.windows_there)
         if not here:
-            raise self._gone("empty")
+            raise stores.gone(self._table.name, self._storage, "empty")
         mine = [r for r in records if r.units and r.key.generation == self.plan.generation]
         lost = [r for r in mine if stores.position_number(r.key, 0) >> stores.ROW_BITS not in here]
         return Reconciled(adopted=(), lost=tuple(lost))
@@ -181,8 +190,11 @@ class LanceSink:
 
     def remembered(self) -> str | None:
         beside, name = self._beside()
-        found = beside.read(name)
+        found = beside.read(name) if self._table.exists() else None
         return None if found is None else found.decode()
+
+    def units_there(self) -> Iterator[pa.RecordBatch]:
+        return units_in(reading.scan(self._there(), UNITS_AT_ONCE, ("id", "chunk", POS, HASH)))
 
     def _beside(self) -> tuple[LocalStorage, str]:
         """Where the database keeps what is ours of this table."""
@@ -213,16 +225,7 @@ class LanceSink:
         if tag != plan.job:
             raise UsageError(f"{name}: holds the vectors of another job ({tag}, this is {plan.job})", hint=_ELSEWHERE)
         if not stores.has_rows(self._storage) and self._table.ask(lambda t: t.count_rows()):
-            raise UsageError(
-                f"{name}: holds vectors of this job, but its ledger is not in {self._storage.root}",
-                hint="name its folder with --state, or make it anew from the table with: embedctl state rebuild",
-            )
-
-    def _gone(self, what: str) -> SinkError:
-        return SinkError(
-            f"{self._table.name}: {what}, yet {self._storage.root} says what was written there",
-            hint=f"bring it back, or remove {self._storage.root} to begin anew",
-        )
+            raise stores.without_ledger(name, self._storage)
 
 
 def _of_window(key: WindowKey) -> str:

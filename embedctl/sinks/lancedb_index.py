@@ -18,19 +18,7 @@ from embedctl.sinks.lancedb_read import METRICS, specs_of
 from embedctl.sinks.lancedb_table import BUILD_S, Lance, Table
 from embedctl.spec import JobSpec
 
-KINDS = ("keyword", "integer", "float", "bool", "datetime", "uuid", "text")
 LEAST_ROWS = 10_000
-
-
-def index_field(text: str) -> tuple[str, str]:
-    """`NAME:KIND` of `--index-field`. :raises UsageError: no such kind."""
-    name, _, kind = text.rpartition(":")
-    if not name or kind not in KINDS:
-        raise UsageError(
-            f"--index-field: {text!r} is not NAME:KIND with a kind of {', '.join(KINDS)}",
-            hint="--index-field lang:keyword",
-        )
-    return name, kind
 
 
 def check_fields(fields: Sequence[tuple[str, str]], schema: pa.Schema) -> None:

@@ -7,7 +7,7 @@ read, also one that embedctl did not make. Sparse outputs have no index there an
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -200,9 +200,14 @@ def _products(column: Any, wanted: np.ndarray, numbers: np.ndarray) -> np.ndarra
     return np.bincount(row[hit], weights=numbers[at[hit]] * weights[hit], minlength=len(column))
 
 
-def scan(table: Table, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """See `Scannable`. Rows as they lie, of one version."""
-    reader = table.ask(lambda t: t.search().to_batches(batch_rows))
+def scan(table: Table, batch_rows: int, only: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
+    """See `Scannable`. Rows as they lie, of one version. only: these columns, where the table has them."""
+
+    def opened(t: Any) -> Any:
+        names = [n for n in t.schema.names if not only or n in only]
+        return t.search().select(names).to_batches(batch_rows)
+
+    reader = table.ask(opened)
     try:
         for batch in reader:
             for begin in range(0, batch.num_rows, batch_rows):

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
 
-from embedctl.outputs import take
 from embedctl.plan import Plan
 from embedctl.records import WindowKey, WindowOutput, WindowRecord
 from embedctl.sinks.base import Reconciled
@@ -36,7 +34,7 @@ class MemorySink:
 
     def rows(self, record: WindowRecord) -> tuple[Sequence[str], Sequence[int]]:
         output = self.windows[record.key]
-        starts = np.flatnonzero(np.diff(_row_of_unit(output), prepend=-1))
+        starts = np.flatnonzero(np.diff(output.row_of_units, prepend=-1))
         positions = [] if output.positions is None else output.positions.tolist()
         return [output.ids[i] for i in starts.tolist()], positions
 
@@ -44,20 +42,8 @@ class MemorySink:
         whole = self.windows[record.key]
         if whole.record.revision == output.revision:
             return whole.record
-        units = np.flatnonzero(~np.isin(_row_of_unit(whole), np.asarray(rows, dtype=np.int64)))
-        left = replace(
-            whole,
-            record=replace(output, units=len(units)),
-            ids=[whole.ids[i] for i in units.tolist()],
-            positions=None if whole.positions is None else np.delete(whole.positions, rows),
-            outputs={name: take(values, units) for name, values in whole.outputs.items()},
-            kept=whole.kept.take(pa.array(units, pa.int64())),
-            token_count=whole.token_count[units],
-            truncated=whole.truncated[units],
-            chunk=None if whole.chunk is None else whole.chunk[units],
-            char_start=None if whole.char_start is None else whole.char_start[units],
-            char_end=None if whole.char_end is None else whole.char_end[units],
-        )
+        units = np.flatnonzero(~np.isin(whole.row_of_units, np.asarray(rows, dtype=np.int64)))
+        left = replace(whole.only(units), record=replace(output, units=len(units)))
         self.windows[record.key] = left
         return left.record
 
@@ -72,11 +58,3 @@ class MemorySink:
 
     def close(self) -> None:
         pass
-
-
-def _row_of_unit(output: WindowOutput) -> np.ndarray:
-    """int64 (units,): the number, among the window's live rows, of the row each unit came from."""
-    if output.chunk is None:
-        return np.arange(len(output.ids), dtype=np.int64)
-    rows: np.ndarray = np.cumsum(output.chunk == 0) - 1
-    return rows

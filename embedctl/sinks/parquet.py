@@ -112,7 +112,7 @@ class ParquetSink:
 
     def stored(self, record: WindowRecord, rows: np.ndarray) -> Stored:
         own = [n for n in ("chunk", "char_start", "char_end", "token_count", "truncated") if n not in self.plan.keep]
-        present = set(pq.read_schema(self._storage.root / (record.part or "")).names)
+        present = set(self._footer(record.part or "").schema.to_arrow_schema().names)
         names = [n for n in own if n in present]
         table = self._read(record, [*names, *(o.name for o in self.plan.outputs)])
         document = _document(table)

@@ -8,7 +8,6 @@ vector that could be written again. Refused: a part that is gone, unreadable, or
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedctl.errors import BooksError
-from embedctl.outputs import Values, empty, take
+from embedctl.outputs import Values, empty
 from embedctl.plan import Plan
 from embedctl.records import DeadRow, WindowOutput, WindowRecord
 from embedctl.sinks.columns import Reasons, values_of
@@ -62,32 +61,6 @@ def read_part(root: Path, record: WindowRecord, plan: Plan, dead: Sequence[DeadR
             hashes=hashes,
         ),
         reasons,
-    )
-
-
-def row_of_units(output: WindowOutput) -> np.ndarray:
-    """int64 (units,): the number, among the window's live rows, of the row each unit came from."""
-    if output.chunk is None:
-        return np.arange(len(output.ids), dtype=np.int64)
-    rows: np.ndarray = np.cumsum(output.chunk == 0) - 1
-    return rows
-
-
-def without_units(output: WindowOutput, units: np.ndarray) -> WindowOutput:
-    """The same window with only these units (int64, ascending, whole rows); its record is not changed."""
-    rows = np.unique(row_of_units(output)[units])
-    return replace(
-        output,
-        ids=[output.ids[i] for i in units.tolist()],
-        positions=None if output.positions is None else output.positions[rows],
-        outputs={name: take(values, units) for name, values in output.outputs.items()},
-        kept=output.kept.take(pa.array(units, pa.int64())),
-        token_count=output.token_count[units],
-        truncated=output.truncated[units],
-        chunk=None if output.chunk is None else output.chunk[units],
-        char_start=None if output.char_start is None else output.char_start[units],
-        char_end=None if output.char_end is None else output.char_end[units],
-        hashes=None if output.hashes is None else output.hashes[rows],
     )
 
 

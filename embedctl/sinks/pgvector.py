@@ -28,7 +28,7 @@ from embedctl.sinks import pgvector_rows as loading
 from embedctl.sinks import pgvector_table as tables
 from embedctl.sinks import stores
 from embedctl.sinks.base import Hit, Reconciled
-from embedctl.sinks.keyed_records import check_names, check_values, refuse
+from embedctl.sinks.keyed_records import HASH, UNITS_AT_ONCE, check_names, check_values, refuse, units_in
 from embedctl.sinks.pgvector_link import Connection, Link, place_of
 from embedctl.sinks.pgvector_table import JOB, OWN, POS, SYSTEM, Found, Layout, named
 from embedctl.sinks.stores import WindowRows
@@ -51,7 +51,7 @@ class PgvectorSink:
         _refuse(spec)
         self._link, self._storage, self._spec = link, storage, spec
         self._place = link.place
-        self._indexes = tuple(map(indexing.index_field, spec.index_field))
+        self._indexes = tuple(map(stores.index_field, spec.index_field))
         self._plan: Plan | None = None
         self._layout: Layout | None = None
         self._loader: loading.Loader | None = None
@@ -95,7 +95,7 @@ class PgvectorSink:
         if others:
             raise SinkError(f"{self._place.name}: rows there are not this job's, but of {others[0]}", hint=_ELSEWHERE)
         if not found and any(r.units for r in records):
-            raise self._gone("empty")
+            raise stores.gone(self._place.name, self._storage, "empty")
         here = {number for _, number in found}
         mine = [r for r in records if r.units and r.key.generation == self.plan.generation]
         lost = [r for r in mine if stores.position_number(r.key, 0) >> stores.ROW_BITS not in here]
@@ -141,10 +141,15 @@ class PgvectorSink:
         return reading.delete(self._link, self._here, ids)
 
     def remember(self, manifest: str) -> None:
-        self._link.run(lambda c: tables.keep_text(c, self._here, manifest))
+        here = self._here
+        self._link.run(lambda c: tables.keep_text(c, here, manifest))
 
     def remembered(self) -> str | None:
-        return self._link.run(lambda c: tables.kept_text(c, self._here))
+        found = self._known or self._link.run(lambda c: tables.find(c, self._place))
+        return None if found is None else self._link.run(lambda c: tables.kept_text(c, found))
+
+    def units_there(self) -> Iterator[pa.RecordBatch]:
+        return units_in(reading.scan(self._link, self._here, UNITS_AT_ONCE, ("id", "chunk", POS, HASH)))
 
     @property
     def _here(self) -> Found:
@@ -164,7 +169,7 @@ class PgvectorSink:
             self._check_owner(c, plan, found, layout)
         else:
             if stores.has_rows(self._storage):
-                raise self._gone("gone")
+                raise stores.gone(self._place.name, self._storage, "gone")
             if not self._spec.create:
                 raise UsageError(f"{self._place.name}: no such table", hint="make it with --create")
             tables.create(c, self._place, layout, tables.manifest_of(plan, layout, self._place))
@@ -183,10 +188,7 @@ class PgvectorSink:
         elif tag != plan.job:
             raise UsageError(f"{name}: holds the vectors of another job ({tag}, this is {plan.job})", hint=_ELSEWHERE)
         elif holds and not stores.has_rows(self._storage):
-            raise UsageError(
-                f"{name}: holds vectors of this job, but its ledger is not in {self._storage.root}",
-                hint="name its folder with --state, or make it anew from the table with: embedctl state rebuild",
-            )
+            raise stores.without_ledger(name, self._storage)
 
     def _load(self, c: Connection, output: WindowOutput, row: np.ndarray) -> None:
         layout, loader = self._layout, self._loader
@@ -225,12 +227,6 @@ class PgvectorSink:
 
         here = named(self._here.schema, self._here.table)
         return self._link.run(lambda c: c.execute(sql.SQL(statement).format(here), values).fetchall())
-
-    def _gone(self, what: str) -> SinkError:
-        return SinkError(
-            f"{self._place.name}: {what}, yet {self._storage.root} says what was written there",
-            hint=f"bring it back, or remove {self._storage.root} to begin anew",
-        )
 
 
 def _oids(c: Connection) -> dict[str, int]:

@@ -14,21 +14,9 @@ from embedctl.sinks.pgvector_link import Connection, Link
 from embedctl.sinks.pgvector_table import JOB, POS, Found, Layout, index_name, named, own_name, specs_of
 from embedctl.sinks.pgvector_types import Typed, typed
 
-KINDS = ("keyword", "integer", "float", "bool", "datetime", "uuid", "text")
 MAX_WORK_BYTES, BYTES_BESIDE = 1 << 30, 400
 IVF_ROWS_A_LIST = 1000
 _LIMIT, _DISK = "54000", "53100"
-
-
-def index_field(text: str) -> tuple[str, str]:
-    """`NAME:KIND` of `--index-field`. :raises UsageError: no such kind."""
-    name, _, kind = text.rpartition(":")
-    if not name or kind not in KINDS:
-        raise UsageError(
-            f"--index-field: {text!r} is not NAME:KIND with a kind of {', '.join(KINDS)}",
-            hint="--index-field lang:keyword",
-        )
-    return name, kind
 
 
 def check_fields(fields: Sequence[tuple[str, str]], layout: Layout) -> None:

@@ -6,7 +6,7 @@ with pgvector columns can be read, also one that embedctl did not make. Refused:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -149,13 +149,13 @@ def _text(vector: np.ndarray) -> str:
     return "[" + ",".join(map(repr, vector.astype(np.float32).tolist())) + "]"
 
 
-def scan(link: Link, found: Found, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """See `Scannable`. Rows in the order of the key, of one moment."""
+def scan(link: Link, found: Found, batch_rows: int, only: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
+    """See `Scannable`. Rows in the order of the key, of one moment. only: these columns, where the table has them."""
     import psycopg
     from psycopg import sql
 
-    outputs = {spec.name: typed(spec) for spec in specs_of(found)}
-    names = [n for n in found.columns if n not in outputs]
+    outputs = {spec.name: typed(spec) for spec in specs_of(found) if not only}
+    names = [n for n in found.columns if (n in (*only, ORIGINAL) if only else n not in outputs)]
     order = found.key or ("ctid",)
     query = sql.SQL("SELECT {} FROM {} ORDER BY {}").format(
         sql.SQL(", ").join([selected(n, found.columns[n]) for n in names] + [sql.Identifier(n) for n in outputs]),

@@ -28,7 +28,7 @@ from embedctl.sinks import qdrant_read as reading
 from embedctl.sinks import stores
 from embedctl.sinks.base import Hit, Reconciled
 from embedctl.sinks.qdrant_engine import JOB, POS, Engine, Layout, Making, Points
-from embedctl.sinks.qdrant_layout import check_layout, index_field, layout_of, refuse
+from embedctl.sinks.qdrant_layout import FIELD_KINDS, check_layout, layout_of, refuse
 from embedctl.sinks.qdrant_points import batches
 from embedctl.sinks.qdrant_where import Filter
 from embedctl.sinks.stores import PointId, WindowRows
@@ -47,7 +47,7 @@ class QdrantSink:
         self._engine, self._storage, self._spec = engine, storage, spec
         self._plan: Plan | None = None
         self._layout: Layout = {}
-        self._indexes = tuple(index_field(text) for text in spec.index_field)
+        self._indexes = tuple(stores.index_field(text, FIELD_KINDS) for text in spec.index_field)
 
     @property
     def plan(self) -> Plan:
@@ -59,10 +59,7 @@ class QdrantSink:
         found = self._engine.layout()
         if found is None:
             if stores.has_rows(self._storage):
-                raise SinkError(
-                    f"{self._engine.name}: gone, yet {self._storage.root} says what was written there",
-                    hint=f"bring it back, or remove {self._storage.root} to begin anew",
-                )
+                raise stores.gone(self._engine.name, self._storage, "gone")
             self._engine.make(self._making(plan, wanted))
         else:
             self._check(plan, wanted, found)
@@ -98,10 +95,7 @@ class QdrantSink:
             )
         expected, held = sum(r.units for r in records), self._ours()
         if expected and not held:
-            raise SinkError(
-                f"{self._engine.name}: empty, yet {self._storage.root} says what was written there",
-                hint=f"bring it back, or remove {self._storage.root} to begin anew",
-            )
+            raise stores.gone(self._engine.name, self._storage, "empty")
         lost = self._lost(records) if held < expected else ()  # an id that stands twice also makes it less
         return Reconciled(adopted=(), lost=tuple(lost))
 
@@ -215,10 +209,7 @@ class QdrantSink:
         elif (
             tag == plan.job and not stores.has_rows(self._storage) and self._engine.count({"must": [_is_job(plan.job)]})
         ):
-            raise UsageError(
-                f"{self._engine.name}: holds vectors of this job, but its ledger is not in {self._storage.root}",
-                hint=f"name the folder of its ledger with --state, or: embedctl state rebuild {self._storage.uri}",
-            )
+            raise stores.without_ledger(self._engine.name, self._storage)
         if tag != plan.job:  # there is no point in it yet
             self._engine.annotate(manifests.of(plan, self._storage))
 

@@ -59,7 +59,10 @@ def parse(target: str) -> Address:
         host = port = None
     if not host or not collection or (prefix and not rest):
         shape = "HOST[:PORT][/PREFIX]/COLLECTION" if rest else "HOST[:PORT]/COLLECTION"
-        raise UsageError(f"--to: {target} is not {parts.scheme}://{shape}", hint="--to qdrant://localhost:6334/docs")
+        shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        raise UsageError(f"--to: {shown} is not {parts.scheme}://{shape}", hint="--to qdrant://localhost:6334/docs")
+    if "@" in parts.netloc:
+        raise UsageError("--to: a key in the address would be seen by others", hint="set QDRANT_API_KEY")
     asked = dict(parse_qsl(parts.query, keep_blank_values=True))
     unknown = sorted(asked.keys() - {"tls", "ca"})
     if unknown or asked.get("tls", "true") != "true":

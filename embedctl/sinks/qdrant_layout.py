@@ -17,7 +17,7 @@ from embedctl.spec import JobSpec
 
 DISTANCES = {"cosine": "Cosine", "dot": "Dot", "euclidean": "Euclid", "manhattan": "Manhattan"}
 SIMILARITIES = {v: k for k, v in DISTANCES.items()}
-FIELD_KINDS = ("keyword", "integer", "float", "bool", "datetime", "uuid", "text", "geo")
+FIELD_KINDS = (*stores.FIELD_KINDS, "geo")
 _NEW = "choose another collection with --to; one that does not exist is made with --create"
 
 
@@ -101,14 +101,3 @@ def _names(layout: Layout) -> str:
         return f"one unnamed {layout[UNNAMED].kind} vector"
     named = ", ".join(f"{n!r} ({v.kind})" if n else f"an unnamed one ({v.kind})" for n, v in sorted(layout.items()))
     return f"the vectors {named}" if named else "no vectors"
-
-
-def index_field(text: str) -> tuple[str, str]:
-    """`NAME:KIND` of `--index-field`. :raises UsageError: no such kind."""
-    name, _, kind = text.rpartition(":")
-    if not name or kind not in FIELD_KINDS:
-        raise UsageError(
-            f"--index-field: {text!r} is not NAME:KIND with a kind of {', '.join(FIELD_KINDS)}",
-            hint="--index-field lang:keyword",
-        )
-    return name, kind

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 import zstandard
 
-from embedctl.errors import BooksError, SinkError
+from embedctl.errors import BooksError, SinkError, UsageError
 from embedctl.outputs import Multivector, OutputSpec, Sparse, not_finite
 from embedctl.records import WindowKey, WindowOutput, WindowRecord
-from embedctl.storage import STATE, Storage, etag_of
+from embedctl.storage import STATE, LocalStorage, Storage, etag_of
 
 FOLDER = f"{STATE}/ids"
 ROW_BITS, WINDOW_BITS, SLICE_BITS, GENERATION_BITS = 17, 17, 17, 12
@@ -128,10 +128,8 @@ class WindowRows:
 
 def rows_of(output: WindowOutput) -> tuple[WindowRows, np.ndarray]:
     """The window's rows, and int64 (u,): the row of each unit."""
-    count = len(output.ids)
-    first = np.ones(count, dtype=bool) if output.chunk is None else np.asarray(output.chunk) == 0
-    row = np.cumsum(first) - 1
-    starts = np.flatnonzero(first)
+    count, row = len(output.ids), output.row_of_units
+    starts = np.flatnonzero(np.diff(row, prepend=-1))
     rows = WindowRows(
         ids=[output.ids[i] for i in starts.tolist()],
         numbers=list(range(len(starts))),
@@ -176,6 +174,36 @@ def rows_known(storage: Storage, record: WindowRecord) -> WindowRows:
         name = _name(record.key, record.revision)
         raise BooksError(f"{storage.uri}/{name}: the list of a committed window's ids is gone")
     return found
+
+
+def gone(name: str, storage: LocalStorage, what: str) -> SinkError:
+    """The error that a store lacks all that its state says was written; `what` is "gone" or "empty"."""
+    return SinkError(
+        f"{name}: {what}, yet {storage.root} says what was written there",
+        hint=f"bring it back, or remove {storage.root} to begin anew",
+    )
+
+
+def without_ledger(name: str, storage: LocalStorage) -> UsageError:
+    """The error that a store is this job's and its state is not here."""
+    return UsageError(
+        f"{name}: holds vectors of this job, but its ledger is not in {storage.root}",
+        hint=f"name its folder with --state, or: embedctl state rebuild {storage.uri}",
+    )
+
+
+FIELD_KINDS = ("keyword", "integer", "float", "bool", "datetime", "uuid", "text")
+
+
+def index_field(text: str, kinds: Sequence[str] = FIELD_KINDS) -> tuple[str, str]:
+    """`NAME:KIND` of `--index-field`. :raises UsageError: no such kind."""
+    name, _, kind = text.rpartition(":")
+    if not name or kind not in kinds:
+        raise UsageError(
+            f"--index-field: {text!r} is not NAME:KIND with a kind of {', '.join(kinds)}",
+            hint="--index-field lang:keyword",
+        )
+    return name, kind
 
 
 def has_rows(storage: Storage) -> bool:

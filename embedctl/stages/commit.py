@@ -22,15 +22,17 @@ from embedctl.stages.encode import Encoded
 from embedctl.stages.rank import Ranking
 from embedctl.storage import Storage
 
+Pool = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+"""Chunk vectors, document of each (ascending from 0), weights -> a vector a document."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorRules:
-    """store: an output's name, its values in float32 -> (values in the stored type, bad rows by reason). pool: chunk
-    vectors, document of each, weights -> a vector a document; None without `--chunk-pool`. candidates: how those of a
-    query are ranked, where rows hold some."""
+    """store: an output's name, its values in float32 -> (values in the stored type, bad rows by reason). pool:
+    None without `--chunk-pool`. candidates: how those of a query are ranked, where rows hold some."""
 
     store: Callable[[str, Values], tuple[Values, dict[int, str]]]
-    pool: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None
+    pool: Pool | None
     candidates: Ranking | None = None
 
 
@@ -94,18 +96,12 @@ def assemble(encoded: Encoded, plan: Plan, rules: VectorRules) -> WindowOutput:
     tokens, truncated = lengths[alive], units.tokenized.truncated[units.sequence[alive]]
     begin, end = units.begin[alive], units.end[alive]
     if rules.pool is not None:
-        rows, inverse = np.unique(document, return_inverse=True)
-        pooled = inverse.astype(np.int64)
-        outputs = {name: rules.pool(np.asarray(values), pooled, tokens) for name, values in outputs.items()}
-        tokens = np.bincount(inverse, weights=tokens, minlength=len(rows)).astype(np.int64)
-        truncated = np.bincount(inverse, weights=truncated, minlength=len(rows)) > 0
-        document = rows
+        outputs, document, tokens, truncated = _pooled(outputs, document, tokens, truncated, rules.pool)
     stored, bad = _stored(outputs, rules)
     if bad:
         reasons = encoded.reasons | {int(document[i]): reason for i, reason in bad.items()}
         return assemble(replace(encoded, reasons=reasons), plan, rules)
     died = dead_rows(window, encoded.reasons)
-    with_chunks = plan.chunked
     output = WindowOutput(
         record=record_of(
             window,
@@ -121,13 +117,26 @@ def assemble(encoded: Encoded, plan: Plan, rules: VectorRules) -> WindowOutput:
         kept=window.kept.take(pa.array(document)),
         token_count=tokens,
         truncated=truncated,
-        chunk=number if with_chunks else None,
-        char_start=begin if with_chunks else None,
-        char_end=end if with_chunks else None,
+        chunk=number if plan.chunked else None,
+        char_start=begin if plan.chunked else None,
+        char_end=end if plan.chunked else None,
         dead=tuple(sorted((*window.dead, *died), key=lambda d: (d.file, d.position))),
         hashes=None if window.hashes is None else window.hashes[np.unique(document)],
     )
     return output if rules.candidates is None else rules.candidates(output, window.texts, document)
+
+
+def _pooled(
+    outputs: Outputs, document: np.ndarray, tokens: np.ndarray, truncated: np.ndarray, pool: Pool
+) -> tuple[dict[str, Values], np.ndarray, np.ndarray, np.ndarray]:
+    """One unit a row: its vectors, its row, its tokens, and whether any of its chunks was cut."""
+    rows, inverse = np.unique(document, return_inverse=True)
+    return (
+        {name: pool(np.asarray(values), inverse.astype(np.int64), tokens) for name, values in outputs.items()},
+        rows,
+        np.bincount(inverse, weights=tokens, minlength=len(rows)).astype(np.int64),
+        np.bincount(inverse, weights=truncated, minlength=len(rows)) > 0,
+    )
 
 
 def _stored(outputs: Outputs, rules: VectorRules) -> tuple[dict[str, Values], dict[int, str]]:

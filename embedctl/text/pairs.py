@@ -100,7 +100,7 @@ def _json_lists(batch: pa.RecordBatch, of: Candidates) -> list[Listed]:
     for cell in batch.column(batch.schema.get_field_index(of.column)).to_pylist():
         try:
             items = json.loads(cell) if cell is not None else None
-        except ValueError:
+        except (ValueError, RecursionError):  # brackets a thousand deep
             items = None
         if not isinstance(items, list):
             out.append((None, []))

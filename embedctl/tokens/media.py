@@ -19,7 +19,7 @@ from embedctl.errors import ModelError, UsageError
 from embedctl.media import Kind, as_bytes
 from embedctl.records import Tokenized
 
-_BLANK = (64, 64)
+_BLANKS = ((64, 64), (640, 200), (90, 400), (1200, 1700))
 
 
 class ContentCounter:
@@ -123,18 +123,28 @@ def open_counter(
 
 
 def _page_tokens(processor: Any, folder: Path) -> Callable[[int, int], int]:
-    """(width, height) -> tokens of a page with all that the processor puts around it."""
+    """(width, height) -> tokens of a page with all that the processor puts around it.
+
+    By the processor's own count of a picture's tokens, where what stands around them is the same for pages of any
+    shape; else by trying a blank page of that size.
+    """
     from PIL import Image
 
     def picture_tokens(width: int, height: int) -> int:
         return int(processor._get_num_multimodal_tokens(image_sizes=[(height, width)]).num_image_tokens[0])
 
+    @functools.lru_cache(maxsize=4096)
+    def tried(width: int, height: int) -> int:
+        return len(processor.process_images(images=[Image.new("RGB", (width, height))])["input_ids"][0])
+
     try:
-        whole = len(processor.process_images(images=[Image.new("RGB", _BLANK)])["input_ids"][0])
-        around = whole - picture_tokens(*_BLANK)
+        around = {tried(*blank) - picture_tokens(*blank) for blank in _BLANKS}
     except Exception as exc:
         raise ModelError(f"{folder}: its processor cannot be tried on a blank page: {exc}") from exc
-    return functools.lru_cache(maxsize=4096)(lambda width, height: around + picture_tokens(width, height))
+    if len(around) > 1:
+        return tried
+    (same,) = around
+    return lambda width, height: same + picture_tokens(width, height)
 
 
 def open_queries(folder: Path, *, max_length: int, prompt: str) -> ReferenceTokenizer:
@@ -155,7 +165,7 @@ def open_filled(folder: Path, *, max_length: int, prompt: str) -> ReferenceToken
     tokenizer: Any = _loaded(AutoTokenizer, folder)
 
     def encode(text: str) -> tuple[Any, bool]:
-        full = len(tokenizer(text)["input_ids"])
+        full = len(tokenizer(text, verbose=False)["input_ids"])
         found = tokenizer(text, padding="max_length", truncation=True, max_length=max_length)
         return {"input_ids": found["input_ids"]}, full > max_length
 

@@ -36,6 +36,7 @@ def test_a_finished_state_comes_back_whole(cli, corpus, place):
     shutil.rmtree("state")
     told = cli("status", EDGE, code=2)
     assert "its state is not in" in told
+    assert cli("delete", EDGE, "--ids", "gone.txt", code=2) == told, "a store of ours is no one else's"
     assert "embedctl state rebuild qdrant-edge://" in told
     assert "embedctl state rebuild" in cli(*job, code=2)
     done = cli("state", "rebuild", EDGE)
@@ -151,3 +152,12 @@ def test_what_cannot_be_exported_is_refused(cli, folder):
     assert "out: is no store" in cli("export", folder, "--to", "ex", code=2)
     cli("load", folder, "--to", EDGE)
     assert "--to: out is not empty and holds no export" in cli("export", EDGE, "--to", folder, code=2)
+
+
+def test_an_export_that_could_not_begin_leaves_the_folder_free(cli, folder):
+    cli("export", "qdrant-edge://./nothing", "--to", "ex", code=2)
+    assert not Path("ex").exists()
+    Path("ex", ".embedctl", "tmp").mkdir(parents=True)  # as a kill before the header leaves it
+    cli("load", folder, "--to", EDGE)
+    assert cli("export", EDGE, "--to", "ex")["rows"]
+    assert "holds no export" in cli("export", EDGE, "--to", folder, code=2)

@@ -92,6 +92,14 @@ def siglip2(folder: Path) -> Path:
     return _save(folder, t.Siglip2Model(config), t.Siglip2Processor(image_processor=pictures, tokenizer=_tokenizer(16)))
 
 
+def align(folder: Path) -> Path:
+    vision = {"image_size": SIDE, "width_coefficient": 0.1, "depth_coefficient": 0.2, "hidden_dim": 32,
+              "initializer_range": 0.4}  # fmt: skip
+    config = t.AlignConfig(text_config={**_TEXT, "type_vocab_size": 2}, vision_config=vision, projection_dim=32)
+    pictures = t.EfficientNetImageProcessorPil(size={"height": SIDE, "width": SIDE})
+    return _save(folder, t.AlignModel(config), t.AlignProcessor(image_processor=pictures, tokenizer=_tokenizer(40)))
+
+
 def clap(folder: Path, *, fusion: bool = False) -> Path:
     audio = {
         "window_size": 4, "num_mel_bins": 64, "spec_size": 128, "hidden_size": 32, "patch_size": 4,
@@ -137,11 +145,30 @@ def colqwen2(folder: Path) -> Path:
     return _save(folder, t.ColQwen2ForRetrieval(config), processor)
 
 
+def colmodernvbert(folder: Path) -> Path:
+    text = {**_TEXT, "model_type": "modernbert", "local_attention": 16, "global_attn_every_n_layers": 2,
+            "cls_token_id": 0, "sep_token_id": 2, "max_position_embeddings": 512}  # fmt: skip
+    vision = {**_VISION, "model_type": "siglip_vision_model"}
+    vlm = t.ModernVBertConfig(
+        text_config=text, vision_config=vision, image_token_id=SPECIALS.index("<image>"), pixel_shuffle_factor=2
+    )
+    config = t.ColModernVBertConfig(vlm_config=vlm.to_dict(), embedding_dim=16)
+    pictures = t.Idefics3ImageProcessorPil(size={"longest_edge": 2 * SIDE}, max_image_size={"longest_edge": SIDE})
+    processor = t.ColModernVBertProcessor(
+        image_processor=pictures, tokenizer=_tokenizer(512), image_seq_len=(SIDE // 8 // 2) ** 2
+    )
+    return _save(folder, t.ColModernVBertForRetrieval(config), processor)
+
+
 PICTURE_KINDS: dict[str, Callable[[Path], Path]] = {
     "clip": clip, "metaclip_2": metaclip_2, "chinese_clip": chinese_clip, "altclip": altclip, "siglip": siglip,
-    "siglip2": siglip2,
+    "siglip2": siglip2, "align": align,
 }  # fmt: skip
-PAGE_KINDS: dict[str, Callable[[Path], Path]] = {"colpali": colpali, "colqwen2": colqwen2}
+PAGE_KINDS: dict[str, Callable[[Path], Path]] = {
+    "colpali": colpali,
+    "colqwen2": colqwen2,
+    "colmodernvbert": colmodernvbert,
+}
 
 
 def build(kind: Callable[[Path], Path], folder: Path) -> Path:

@@ -58,6 +58,7 @@ PICTURES: dict[str, bytes] = {
     "webp": picture(5, format="WEBP"), "grey": picture(6, mode="L"), "palette": picture(7, mode="P", format="GIF"),
     "alpha": picture(8, mode="RGBA"), "cmyk": picture(9, mode="CMYK", format="JPEG"), "turned": turned(10, 6),
     "mirrored": turned(11, 5), "tiff": picture(12, format="TIFF"), "bmp": picture(13, format="BMP"),
+    "bad exif": picture(17, format="JPEG", exif=b"Exif\0\0II*\0\xff\xff\0\0"),
     "one pixel": picture(14, 1, 1), "16 bits": picture(15, mode="I;16"), "one bit": picture(16, mode="1"),
 }  # fmt: skip
 """What must be embedded."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from pathlib import Path
@@ -10,17 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
-from transformers.image_utils import load_image
 
 from embedctl.errors import ModelError, UsageError
 from embedctl.media import as_text
 from embedctl.models.load import find_model
 from tests.media.models import build, clap, clip, colpali
 from tests.media.samples import PICTURES
-from tests.media.test_parity import TEXTS, encoded, hold
+from tests.media.test_parity import TEXTS, encoded, hold, load_image_of
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +31,7 @@ def copy(plain: Path, tmp_path: Path) -> Path:
 
 
 def pictures() -> list[Any]:
-    return [load_image(Image.open(io.BytesIO(content))) for content in PICTURES.values()]
+    return [load_image_of(content) for content in PICTURES.values()]
 
 
 def hold_to(model: SentenceTransformer, path: Path) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from embedctl.bench.perlfaq import pairs_of
 from embedctl.errors import SourceError, UsageError
 from embedctl.events import Silent
 from embedctl.query import evaluate as room
@@ -200,23 +200,9 @@ def test_the_library_is_named_where_it_is_missing(embed, tmp_path, monkeypatch):
     assert told.value.hint == "pip install 'embedctl[eval]'"
 
 
-def _perlfaq() -> list[tuple[str, str]]:
-    """(question, answer) of Perl's FAQ, where its documentation is installed."""
-    root = Path(os.environ.get("EMBEDCTL_TEST_PERLDOC", "/usr/share/perl"))
-    pairs = []
-    for number in range(1, 10):
-        for path in sorted(root.glob(f"**/perlfaq{number}.pod"))[:1]:
-            text = re.sub(r"X<[^>]*>", "", path.read_text(encoding="utf-8", errors="replace"))
-            for part in re.split(r"^=head2 ", text, flags=re.MULTILINE)[1:]:
-                question, _, answer = re.split(r"^=head1 ", part, flags=re.MULTILINE)[0].partition("\n")
-                if question.strip() and answer.strip():
-                    pairs.append((question.strip(), answer.strip()))
-    return pairs
-
-
 @pytest.mark.slow
 def test_minilm_on_perlfaq_is_sentence_transformers(embed, tmp_path):
-    pairs = _perlfaq()
+    pairs = pairs_of(Path(os.environ.get("EMBEDCTL_TEST_PERLDOC", "/usr/share/perl")))
     if len(pairs) < 250:
         pytest.skip("Perl's FAQ is not on this machine: apt-get install perl-doc")
     from sentence_transformers import SentenceTransformer
