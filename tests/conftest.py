@@ -18,6 +18,7 @@ for _name in [name for name in os.environ if name.startswith("EMBEDCTL_") and no
 ROOT = Path(__file__).resolve().parent.parent
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
+Told = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="session")
@@ -41,5 +42,21 @@ def embedctl(tmp_path: Path) -> Command:
             timeout=timeout_s,
             check=False,
         )
+
+    return run
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
+    """Run `embedctl ARGS` in this process, from a folder of the test's own: (exit code, stdout, stderr)."""
+    from embedctl.cli.app import main
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([str(a) for a in args])
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
 
     return run

@@ -129,6 +129,7 @@ def test_a_word_that_is_no_choice_gets_the_nearest(name: str) -> None:
     ("given", "message"),
     [
         ({"limit": 0}, "--limit: 0 is too small; at least 1"),
+        ({"pool_factor": float("nan")}, "--pool-factor: nan is too small; at least 1"),
         ({"threads": 0}, "--threads: 0 is too small; at least 1"),
         ({"memory": 1000}, "--memory: 1000 is too small; at least 1048576"),
         ({"window_rows": 0}, "--window-rows: 0 is too small; at least 1"),

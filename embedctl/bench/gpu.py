@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -233,7 +234,9 @@ def _share(model: Callable[[], BenchModel]) -> tuple[bool, str]:
 
 
 def idle_share(encoder: Encoder, tokens: Tokenized) -> float:
-    """1 - busy over wall, busy being the sum of the time between a batch's first and last event, after a warm-up."""
+    """1 - busy over wall, after a warm-up: busy is the sum of what ran on the device, by its own events.
+
+    As many batches run at once as in a job."""
     batches = list(make_batches(tokens, BATCH_TOKENS, padded=encoder.padded))
     for batch in batches:
         encoder.encode(batch)
@@ -242,8 +245,8 @@ def idle_share(encoder: Encoder, tokens: Tokenized) -> float:
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
         begun = time.perf_counter()
-        for batch in batches:
-            encoder.encode(batch)
+        with ThreadPoolExecutor(encoder.lanes) as pool:
+            list(pool.map(encoder.encode, batches))
         torch.cuda.synchronize()
         wall_s = time.perf_counter() - begun
     busy_s = 1e-6 * sum(float(event.self_device_time_total) for event in trace.key_averages())

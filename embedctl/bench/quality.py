@@ -117,6 +117,7 @@ def evaluate(
             except BenchFailed as exc:
                 own = exc
             rows.append(row(job, way, own, reference.measures(job, way)))
+            say(_line(rows[-1]))
     text = json.dumps(questions.pairs).encode()
     return {
         "version": VERSION,
@@ -220,12 +221,13 @@ def markdown(report: Mapping[str, Any]) -> str:
     """One line a row."""
     names = ("MRR@10", "reference", "difference", "nDCG@10", "reference", "recall@100", "reference")
     lines = [f"| model | store | dtype | vector type | {' | '.join(names)} |", "|---|---|---|---" + "|--:" * 7 + "|"]
-    for one in report["rows"]:
-        own, other = one["embedctl"], one["reference"]
-        what = f"| {one['model']} | {one['store']} | {one['dtype']} | {one['vector_type']} |"
-        if own is None:
-            lines.append(f"{what} failed: {one['reason'].splitlines()[-1]} | | | | | | |")
-            continue
-        pairs = " | ".join(f"{own[n]:.4f} | {other[n]:.4f}" for n in ("ndcg@10", "recall@100"))
-        lines.append(f"{what} {own['mrr@10']:.4f} | {other['mrr@10']:.4f} | {one['difference']:+.4f} | {pairs} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *map(_line, report["rows"])]) + "\n"
+
+
+def _line(one: Mapping[str, Any]) -> str:
+    own, other = one["embedctl"], one["reference"]
+    what = f"| {one['model']} | {one['store']} | {one['dtype']} | {one['vector_type']} |"
+    if own is None:
+        return f"{what} failed: {one['reason'].splitlines()[-1]} | | | | | | |"
+    pairs = " | ".join(f"{own[n]:.4f} | {other[n]:.4f}" for n in ("ndcg@10", "recall@100"))
+    return f"{what} {own['mrr@10']:.4f} | {other['mrr@10']:.4f} | {one['difference']:+.4f} | {pairs} |"

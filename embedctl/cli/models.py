@@ -98,7 +98,7 @@ def pack(
 
 
 @group.command(
-    epilog="[bold]Examples[/bold]\nembedctl models unpack minilm.tar\nembedctl models unpack o.tar --to models --name ours"
+    epilog="[bold]Examples[/bold]\nembedctl models unpack ours.tar\nembedctl models unpack ours.tar --to m --name us"
 )
 def unpack(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `models pack` wrote.", show_default=False)],

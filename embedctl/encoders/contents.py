@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from embedctl.encoders.weights import quiet
-from embedctl.errors import ModelError, UnreadableInput
+from embedctl.errors import EmbedctlError, ModelError, UnreadableInput
 from embedctl.media import Unreadable, as_bytes
 from embedctl.media.pictures import picture_of
 from embedctl.media.sounds import samples_of
@@ -130,6 +130,8 @@ def _load(auto: str, folder: ModelFolder) -> Any:
     try:
         with quiet():
             return getattr(transformers, auto).from_pretrained(str(folder.path), local_files_only=True)
+    except EmbedctlError:  # a signal came
+        raise
     except Exception as exc:
         lines = str(exc).strip().splitlines() or [type(exc).__name__]
         raise ModelError(

@@ -18,8 +18,9 @@ from torch.nn import functional
 
 from embedctl.encoders.attention import Packed, groups_of
 from embedctl.encoders.native import Kernels
+from embedctl.encoders.staging import as_ids
 from embedctl.encoders.tail import Heads
-from embedctl.encoders.torch_encoder import Loader, TorchEncoder, as_ids
+from embedctl.encoders.torch_encoder import Loader, TorchEncoder
 from embedctl.encoders.torch_varlen import positions_of
 from embedctl.records import Batch
 

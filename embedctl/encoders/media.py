@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from embedctl.encoders.attention import groups_of
 from embedctl.encoders.contents import Contents, Inputs
+from embedctl.encoders.staging import as_ids
 from embedctl.encoders.tail import Tail
-from embedctl.encoders.torch_encoder import TorchEncoder, as_ids
+from embedctl.encoders.torch_encoder import TorchEncoder
 from embedctl.encoders.weights import is_out_of_memory, load_transformer
 from embedctl.errors import EmbedctlError, EncoderError, OutOfDeviceMemory
 from embedctl.heads.projection import normalize

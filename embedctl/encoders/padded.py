@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from embedctl.encoders.attention import groups_of
 from embedctl.encoders.expansion import unseen_of
+from embedctl.encoders.staging import as_ids
 from embedctl.encoders.tail import Heads
-from embedctl.encoders.torch_encoder import Loader, TorchEncoder, accepts, as_ids, uses_token_types
+from embedctl.encoders.torch_encoder import Loader, TorchEncoder, accepts, uses_token_types
 from embedctl.records import Batch
 
 

@@ -20,8 +20,9 @@ from embedctl.encoders.base import Encoder
 from embedctl.encoders.open import open_body
 from embedctl.encoders.padded import hidden_by_length
 from embedctl.encoders.selftest import trial_batch
+from embedctl.encoders.staging import as_ids, to_host
 from embedctl.encoders.tail import Heads, Tail, Tokens
-from embedctl.encoders.torch_encoder import TorchEncoder, accepts, as_ids, uses_token_types
+from embedctl.encoders.torch_encoder import TorchEncoder, accepts, uses_token_types
 from embedctl.encoders.weights import load_transformer
 from embedctl.errors import ModelError
 from embedctl.heads.classify import (
@@ -114,8 +115,7 @@ class ScoreHead:
 
     def __call__(self, hidden_TE: Tensor, tokens: Tokens) -> np.ndarray:
         """See `Head`: float32 (N, labels)."""
-        scores: np.ndarray = self._act(self._raw(hidden_TE, tokens).float()).to("cpu").numpy()
-        return scores
+        return to_host(self._act(self._raw(hidden_TE, tokens).float()))
 
 
 class WholeEncoder(TorchEncoder):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from embedctl.encoders.masked_lm import Vocabulary
+from embedctl.encoders.staging import to_host
 from embedctl.encoders.weights import load_tensors
 from embedctl.errors import ModelError
 from embedctl.heads.late_interaction import merged, offsets_of, token_vectors
@@ -87,8 +88,7 @@ class Tail:
 
     def __call__(self, hidden_TE: Tensor, tokens: Tokens) -> np.ndarray:
         """See `Head`."""
-        vectors: np.ndarray = self.vectors(hidden_TE, tokens.cu_seqlens).to("cpu", torch.float32).numpy()
-        return vectors
+        return to_host(self.vectors(hidden_TE, tokens.cu_seqlens))
 
     def vectors(self, hidden_TE: Tensor, cu_seqlens: Tensor) -> Tensor:
         """float32 (N, dim) on the device. cu_seqlens: int64 (N + 1,)."""
@@ -138,7 +138,7 @@ class TokenWeightsHead:
 
     def __call__(self, hidden_TE: Tensor, tokens: Tokens) -> Sparse:
         """See `Head`."""
-        weights = torch.relu(self._project(hidden_TE.float())[:, 0]).cpu().numpy()
+        weights = to_host(torch.relu(self._project(hidden_TE.float())[:, 0]))
         ids = tokens.batch.input_ids_T
         weights = np.where(np.isin(ids, self._special), np.float32(0), weights)
         return greatest_of_each(ids, weights, tokens.batch.cu_seqlens, self._pruning)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from embedctl.encoders.staging import as_ids
 from embedctl.encoders.tail import Heads, Tokens
 from embedctl.encoders.weights import is_out_of_memory
 from embedctl.errors import EmbedctlError, EncoderError, OutOfDeviceMemory
@@ -71,8 +72,7 @@ class TorchEncoder:
         try:
             with torch.inference_mode():
                 hidden_TE = self._hidden(model, batch)
-                cu_seqlens = torch.from_numpy(batch.cu_seqlens.astype(np.int64)).to(self._device)
-                tokens = Tokens(batch=batch, cu_seqlens=cu_seqlens)
+                tokens = Tokens(batch=batch, cu_seqlens=as_ids(batch.cu_seqlens, self._device))
                 return {kind: head(hidden_TE, tokens) for kind, head in self._heads.items()}
         except EmbedctlError:
             raise
@@ -105,11 +105,6 @@ def zeros(kind: OutputKind, dim: int, count: int) -> Values:
     if isinstance(nothing, np.ndarray):
         return np.zeros((count, dim), dtype=np.float32)
     return replace(nothing, offsets=np.zeros(count + 1, dtype=np.int64))
-
-
-def as_ids(values: np.ndarray, device: str) -> Tensor:
-    """int64 on the device; numpy's memory is never shared, so nothing of the caller's can be changed."""
-    return torch.from_numpy(values.astype(np.int64)).to(device)
 
 
 def accepts(model: nn.Module, name: str) -> bool:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from embedctl.encoders.attention import Packed, UnsupportedAttention, groups_of
 from embedctl.encoders.expansion import unseen_of
+from embedctl.encoders.staging import as_ids, staged
 from embedctl.encoders.tail import Heads
-from embedctl.encoders.torch_encoder import Loader, TorchEncoder, as_ids, uses_token_types
+from embedctl.encoders.torch_encoder import Loader, TorchEncoder, uses_token_types
 from embedctl.errors import EncoderError
 from embedctl.records import Batch
 
@@ -53,11 +54,11 @@ def packed_hidden(model: nn.Module, batch: Batch, *, device: str, kernel: str) -
     """Last hidden states (T, E). :raises EncoderError: the model did not ask for its attention here."""
     unseen = unseen_of(batch)
     packed = Packed(
-        cu_seqlens=torch.from_numpy(batch.cu_seqlens.astype(np.int32)).to(device),
+        cu_seqlens=staged(batch.cu_seqlens.astype(np.int32), device),
         groups=groups_of(batch.cu_seqlens),
         max_seqlen=batch.max_seqlen,
         kernel=kernel if unseen is None else "sdpa",
-        unseen_T=None if unseen is None else torch.from_numpy(unseen).to(device),
+        unseen_T=None if unseen is None else staged(unseen.copy(), device),
     )
     inputs: dict[str, Any] = {
         "input_ids": as_ids(batch.input_ids_T, device).unsqueeze(0),

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from embedctl.errors import EncoderError, ModelError, OutOfDeviceMemory
+from embedctl.errors import EmbedctlError, EncoderError, ModelError, OutOfDeviceMemory
 from embedctl.models.files import find_weights
 from embedctl.models.folder import ModelFolder
 
@@ -45,6 +45,8 @@ def load_transformer(
                 local_files_only=True, trust_remote_code=folder.trust_remote_code, output_loading_info=True,
                 use_safetensors=None if folder.allow_pickle else True,
             )  # fmt: skip
+        except EmbedctlError:  # a signal came
+            raise
         except Exception as exc:
             if is_out_of_memory(exc):
                 raise OutOfDeviceMemory(f"{folder.name}: its weights do not fit in memory") from exc

@@ -105,20 +105,26 @@ def served(target: str) -> str:
 
 
 def collection_of(target: str) -> str:
-    """The last part of a store's URI, or the table that it names."""
-    if (table := _TABLE.search(target)) is not None:
-        return table[0]
-    return target.partition("://")[2].partition("?")[0].rstrip("/").rpartition("/")[2]
+    """The last part of a store's URI, or the table that it names, without its schema."""
+    return _around(target)[1]
 
 
 def with_collection(target: str, name: str) -> str:
     """The URI of another collection of the same store."""
-    if _TABLE.search(target) is not None:
-        return _TABLE.sub(lambda _: name, target)
+    before, _, after = _around(target)
+    return f"{before}{name}{after}"
+
+
+def _around(target: str) -> tuple[str, str, str]:
+    """What stands before a collection's name in its URI, the name, and what follows."""
+    if (table := _TABLE.search(target)) is not None:
+        schema, dot, name = table[0].rpartition(".")
+        return f"{target[: table.start()]}{schema}{dot}", name, target[table.end() :]
     scheme, _, rest = target.partition("://")
     place, mark, query = rest.partition("?")
-    folder, slash, _ = place.rstrip("/").rpartition("/")
-    return f"{scheme}://{folder}{slash}{name}{mark}{query}"
+    folder, slash, name = place.rstrip("/").rpartition("/")
+    schema, dot, table_name = name.rpartition(".") if scheme in ("postgresql", "postgres") else ("", "", name)
+    return f"{scheme}://{folder}{slash}{schema}{dot}", table_name, f"{mark}{query}"
 
 
 def _newest(destination: Destination) -> Plan | None:

@@ -47,9 +47,33 @@ def passes_of(spec: JobSpec, folders: Sequence[ModelFolder], id_type: str) -> tu
     for (name, asked), folder in zip(spec.models, folders, strict=True):
         resolved = {**_resolve(spec, folder), "id_type": id_type}
         outputs = _outputs(spec, name, folder)
+        if device_decides(spec, folder, resolved):
+            resolved["batch_tokens"] = _measured(spec, folder, resolved, outputs)
         passes.append(Pass(asked=asked, model=_card(folder, resolved), resolved=resolved, outputs=outputs))
     _check_outputs(spec, passes)
     return tuple(passes)
+
+
+def device_decides(spec: JobSpec, folder: ModelFolder, resolved: Mapping[str, Any]) -> bool:
+    """Whether the budget is to be found on the device: of texts on a GPU, where nobody said one."""
+    texts = folder.kind == "transformer" and folder.reads is None
+    return spec.batch_tokens is None and texts and str(resolved["device"]).startswith("cuda")
+
+
+def _measured(spec: JobSpec, folder: ModelFolder, resolved: Mapping[str, Any], outputs: Sequence[OutputSpec]) -> int:
+    from embedctl.encoders import budget
+
+    kinds = [output.kind for output in outputs]
+    made_of = {"model": folder.fingerprint(), "dtype": resolved["dtype"], "outputs": kinds, "attention": spec.attention}
+    settings = spec.of_kind("rows", "recipe", "tuning")
+    return budget.batch_tokens(
+        budget.Probe(
+            open=lambda: wiring.open_planned_encoder(folder, settings, resolved, kinds),
+            memory=budget.CudaMemory(str(resolved["device"])),
+            made_of=made_of,
+            max_length=int(resolved["max_length"]),
+        )
+    )
 
 
 def _outputs(spec: JobSpec, name: str | None, folder: ModelFolder) -> tuple[OutputSpec, ...]:

@@ -144,7 +144,9 @@ def _checked(spec: JobSpec) -> tuple[str, str]:
     if collection_of(target) != name:
         raise UsageError(
             f"--to: with --swap-alias the URI ends in the alias, and {collection_of(target)!r} is not {name!r}",
-            hint=f"--to {without_secrets(with_collection(target, name))} --swap-alias {name}",
+            hint=f"--swap-alias {collection_of(target)}"
+            if name.endswith(f".{collection_of(target)}")
+            else f"--to {without_secrets(with_collection(target, name))} --swap-alias {name}",
         )
     return name, target
 

@@ -112,19 +112,10 @@ def build(
     max_rows: no fewer than there are. :raises SinkError: the disk is full.
     """
     path = storage.scratch(f"rows-{generation}.arrow")
-    buckets = max(1, -(-max_rows // BUCKET_ROWS))
+    buckets = min(max(1, -(-max_rows // BUCKET_ROWS)), 1024)
     repeated: list[list[int]] = []
     try:
-        with pa.OSFile(str(path), "wb") as out:
-            schema = pa.schema([(n, pa.from_numpy_dtype(_ENTRY[n])) for n in _ENTRY.names or ()])
-            with pa.ipc.new_file(out, schema) as writer:
-                for entries in _sorted_buckets(storage, blocks, min(buckets, 1024)):
-                    kept = _first_of_each(entries, repeated)
-                    writer.write_batch(
-                        pa.RecordBatch.from_arrays(
-                            [pa.array(np.ascontiguousarray(kept[n])) for n in _ENTRY.names or ()], schema=schema
-                        )
-                    )
+        _write(path, (_first_of_each(entries, repeated) for entries in _sorted_buckets(storage, blocks, buckets)))
     except OSError as exc:
         raise sink_error(path, exc) from exc
     meta = {
@@ -143,6 +134,16 @@ def build(
     state = load(storage, windows)
     assert state is not None
     return state
+
+
+def _write(path: Path, buckets: Iterable[np.ndarray]) -> None:
+    """One Arrow batch a bucket."""
+    names = _ENTRY.names or ()
+    schema = pa.schema([(n, pa.from_numpy_dtype(_ENTRY[n])) for n in names])
+    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_file(out, schema) as writer:
+        for entries in buckets:
+            columns = [pa.array(np.ascontiguousarray(entries[n])) for n in names]
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
 
 
 def load(storage: LocalStorage, windows: Sequence[Sequence[int]]) -> RowsState | None:

@@ -59,16 +59,16 @@ def file_sha256(path: Path) -> str:
     with real.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if stat.st_size > 1 << 20:
-        _remember(remembered, digest)
+        remember(remembered, digest)
     return digest
 
 
-def _remember(path: Path, digest: str) -> None:
+def remember(path: Path, text: str) -> None:
     """Best effort: a cache that cannot be written costs time, nothing else."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            file.write(digest)
+            file.write(text)
         Path(file.name).replace(path)
     except OSError:
         pass

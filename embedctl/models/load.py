@@ -46,11 +46,12 @@ def find_model(
     if name == "fake" or name.startswith("fake:"):
         options = fake_options(name)
         if scorer:
-            return fake_scorer(name)
-        return ModelFolder(
+            return with_engine(fake_scorer(name), engine)
+        fake = ModelFolder(
             name=name, kind="fake", architecture="fake", model_type="fake",
             hidden_dim=options.dim, max_seq_length=options.max_length,
         )  # fmt: skip
+        return with_engine(fake, engine)
     lexical = find_lexical(name, offline=offline or _hub_offline())
     if lexical is not None:
         return with_engine(lexical, engine)
@@ -59,7 +60,7 @@ def find_model(
     try:
         folder = read(root, where, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
         return with_engine(folder, engine)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OSError) as exc:
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, SyntaxError, OSError) as exc:
         # A setting of another type than its makers write: rare, many, and all of one kind to a user.
         raise ModelError(f"{root}: a setting in it is not understood ({type(exc).__name__}: {exc})") from exc
 

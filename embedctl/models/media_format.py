@@ -13,7 +13,7 @@ from logging import CRITICAL
 from pathlib import Path
 from typing import Any
 
-from embedctl.errors import ModelError
+from embedctl.errors import EmbedctlError, ModelError
 from embedctl.models import files
 from embedctl.models.entries import Entry
 from embedctl.models.folder import UNLIMITED, ModelFolder
@@ -94,6 +94,8 @@ def _config(path: Path, kind: str) -> object:
     logging.set_verbosity(CRITICAL)  # it remarks on defaults that no user can change
     try:
         return AutoConfig.from_pretrained(str(path), local_files_only=True)
+    except EmbedctlError:  # a signal came
+        raise
     except Exception as exc:
         lines = str(exc).strip().splitlines() or [type(exc).__name__]
         raise ModelError(f"{path / 'config.json'}: transformers cannot read it: {lines[0][:300]}") from exc

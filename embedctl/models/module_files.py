@@ -38,13 +38,14 @@ def read_module(
     if entry.kind == "Dropout":
         return None
     if entry.kind == "Pooling" and not pooled:
-        return _pooling(entry)
+        return read_pooling(entry)
     if entry.kind == "Normalize":
         config = files.read_object(entry.path / "config.json", missing_ok=True)
         _check_input(entry, config, pooled, here)
         return Normalize()
     if entry.kind == "Dense":
-        return _dense(entry, allow_pickle, pooled, here)
+        _check_input(entry, files.read_object(entry.config_path), pooled, here)
+        return read_dense(entry, allow_pickle=allow_pickle)
     if entry.kind == "LayerNorm" and pooled:
         config = files.read_object(entry.path / "config.json")
         files.find_weights(entry.path, allow_pickle=allow_pickle)
@@ -52,7 +53,8 @@ def read_module(
     raise unknown_module(entry, root)
 
 
-def _pooling(entry: Entry) -> Pooling:
+def read_pooling(entry: Entry) -> Pooling:
+    """:raises ModelError: a mode that is not understood."""
     path = entry.path / "config.json"
     config = files.read_object(path)
     modes = config.get("pooling_mode")
@@ -68,9 +70,9 @@ def _pooling(entry: Entry) -> Pooling:
     return Pooling(modes=modes, include_prompt=bool(config.get("include_prompt", True)))
 
 
-def _dense(entry: Entry, allow_pickle: bool, pooled: bool, here: str | None) -> Dense:
-    config = files.read_object(entry.path / "config.json")
-    _check_input(entry, config, pooled, here)
+def read_dense(entry: Entry, *, allow_pickle: bool) -> Dense:
+    """Whatever it reads and writes. :raises ModelError: a width is missing, or its weights are."""
+    config = files.read_object(entry.config_path)
     files.find_weights(entry.path, allow_pickle=allow_pickle)
     return Dense(
         path=entry.path,

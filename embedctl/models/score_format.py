@@ -13,12 +13,14 @@ from typing import Any
 
 from embedctl.errors import ModelError
 from embedctl.models import files
+from embedctl.models.entries import Entry, read_entries
 from embedctl.models.fake import fake_options
 from embedctl.models.folder import ModelFolder
-from embedctl.models.modules import Dense, Module, Pooling
+from embedctl.models.module_files import check_widths, read_dense, read_pooling
+from embedctl.models.modules import Module
 from embedctl.models.scorer import Chat, Scorer
+from embedctl.models.st_format import read_settings
 from embedctl.models.transformer_files import read_transformer
-from embedctl.spec import POOLINGS
 
 QWEN3_TEMPLATE = """<|im_start|>system
 Judge whether the Document meets the requirements based on the Query and the Instruct provided. \
@@ -52,16 +54,14 @@ def read_scorer(root: Path, name: str, *, allow_pickle: bool = False, trust_remo
     if not (root / "modules.json").is_file():
         return _plain(start, root)
     entries = _entries(root)
-    (_, first), rest = entries[0], entries[1:]
+    first, rest = entries[0].path, entries[1:]
     settings = files.read_object(first / "sentence_bert_config.json", missing_ok=True)
     task = settings.get("transformer_task", "feature-extraction")
     if task not in _TASKS:
         raise ModelError(f"{first / 'sentence_bert_config.json'}: transformer_task {task!r} is not understood")
-    folder, config = _transformer(_prompts(start, root), first, settings)
-    saved = str(
-        files.read_object(root / "config_sentence_transformers.json", missing_ok=True).get("activation_fn") or ""
-    )
-    scorer, modules, outputs = _head(root, task, rest, folder.hidden_dim)
+    folder, config = _transformer(read_settings(start, root), first, settings)
+    saved = str(files.read_object(root / _SETTINGS, missing_ok=True).get("activation_fn") or "")
+    scorer, modules, outputs = _head(folder, root, task, rest)
     chat = _chat_of(settings)
     activation = saved or _saved_activation(config)
     scorer = replace(scorer, activation=_known_activation(activation, root), problem=_problem(config), chat=chat)
@@ -101,75 +101,46 @@ def _plain(start: ModelFolder, root: Path) -> ModelFolder:
     return replace(folder, scorer=scorer, labels=_labels(config, root))
 
 
-def _entries(root: Path) -> list[tuple[str, Path]]:
-    """(kind, folder) of each module, the transformer first."""
-    listed = files.read_json(root / "modules.json")
-    if not isinstance(listed, list) or not listed or not all(isinstance(m, dict) and "type" in m for m in listed):
-        raise ModelError(f"{root / 'modules.json'}: not a list of modules")
-    entries = []
-    for module in listed:
-        path = root / str(module.get("path", ""))
-        if not path.resolve().is_relative_to(root.resolve()):
-            raise ModelError(f"{root / 'modules.json'}: module path {module['path']!r} leads out of the folder")
-        if not str(module["type"]).startswith("sentence_transformers."):
-            raise _unknown(root, str(module["type"]))
-        entries.append((str(module["type"]).rpartition(".")[2], path))
-    if entries[0][0] != "Transformer":
-        raise _unknown(root, entries[0][0])
-    return entries
+def _entries(root: Path) -> tuple[Entry, ...]:
+    """Its modules, the transformer first."""
+    ways = read_entries(root)
+    for entry in ways.documents:
+        if not entry.type.startswith("sentence_transformers."):
+            raise _unknown(root, entry.type)
+    if ways.queries != ways.documents or ways.documents[0].kind != "Transformer":
+        raise _unknown(root, ways.documents[0].kind)
+    return ways.documents
 
 
-def _head(root: Path, task: str, rest: list[tuple[str, Path]], width: int) -> tuple[Scorer, tuple[Module, ...], int]:
+def _head(
+    folder: ModelFolder, root: Path, task: str, rest: tuple[Entry, ...]
+) -> tuple[Scorer, tuple[Module, ...], int]:
     """(where scores come from, modules to run for them, how many numbers they give)."""
-    kinds = [kind for kind, _ in rest if kind != "Dropout"]
+    rest = tuple(entry for entry in rest if entry.kind != "Dropout")
+    kinds = [entry.kind for entry in rest]
     if task == "sequence-classification" and not kinds:
         return Scorer(head="classifier"), (), 0
     if task == "text-generation" and kinds == ["LogitScore"]:
-        config = files.read_object(rest[0][1] / "config.json")
-        true_id, false_id = config.get("true_token_id"), config.get("false_token_id")
-        if not isinstance(true_id, int) or not isinstance(false_id, (int, type(None))):
-            raise ModelError(f"{rest[0][1] / 'config.json'}: true_token_id and false_token_id are not token numbers")
-        return Scorer(head="logits", true_id=true_id, false_id=false_id), (), 1
+        return _logits(rest[0]), (), 1
     if task == "feature-extraction" and kinds[:1] == ["Pooling"] and set(kinds[1:]) == {"Dense"}:
-        paths = [path for kind, path in rest if kind != "Dropout"]
-        modules: list[Module] = [_pooling(paths[0])]
-        for path in paths[1:]:
-            modules.append(_dense(path, width * len(_pooling(paths[0]).modes) if len(modules) == 1 else width))
-            width = modules[-1].out_features  # type: ignore[union-attr]
-        if files.read_object(paths[-1] / "config.json").get("module_output_name") != "scores":
-            raise ModelError(
-                f"{root}: an embedder, whose modules give no scores", hint="embedctl embed takes embedders"
-            )
-        return Scorer(head="modules"), tuple(modules), width
-    if not (set(kinds) & {"LogitScore"}) and task == "feature-extraction":
+        modules: tuple[Module, ...] = (
+            read_pooling(rest[0]),
+            *(read_dense(entry, allow_pickle=folder.allow_pickle) for entry in rest[1:]),
+        )
+        if files.read_object(rest[-1].config_path).get("module_output_name") != "scores":
+            raise _embedder(root)
+        return Scorer(head="modules"), modules, check_widths(folder, modules, root)
+    if "LogitScore" not in kinds and task == "feature-extraction":
         raise _embedder(root)
     raise _unknown(root, f"{', '.join(kinds) or 'nothing'} after a Transformer for {task}")
 
 
-def _pooling(path: Path) -> Pooling:
-    config = files.read_object(path / "config.json")
-    modes = config.get("pooling_mode") or [m for m in POOLINGS if config.get(_legacy(m))] or ["mean"]
-    modes = (modes,) if isinstance(modes, str) else tuple(modes)
-    for mode in modes:
-        if mode not in POOLINGS:
-            raise ModelError(f"{path / 'config.json'}: pooling mode {mode!r} is not one of {', '.join(POOLINGS)}")
-    return Pooling(modes=modes)
-
-
-def _legacy(mode: str) -> str:
-    return f"pooling_mode_{mode}" + {"cls": "_token", "max": "_tokens", "mean": "_tokens"}.get(mode, "")
-
-
-def _dense(path: Path, width: int) -> Dense:
-    config = files.read_object(path / "config.json")
-    if config.get("in_features") != width:
-        raise ModelError(f"{path}: takes {config.get('in_features')} numbers, the module before gives {width}")
-    files.find_weights(path, allow_pickle=False)
-    return Dense(
-        path=path, in_features=width, out_features=int(config["out_features"]), bias=bool(config.get("bias", True)),
-        activation=str(config.get("activation_function", "torch.nn.modules.activation.Tanh")),
-        residual=bool(config.get("use_residual", False)),
-    )  # fmt: skip
+def _logits(entry: Entry) -> Scorer:
+    config = files.read_object(entry.config_path)
+    true_id, false_id = config.get("true_token_id"), config.get("false_token_id")
+    if not isinstance(true_id, int) or not isinstance(false_id, (int, type(None))):
+        raise ModelError(f"{entry.config_path}: true_token_id and false_token_id are not token numbers")
+    return Scorer(head="logits", true_id=true_id, false_id=false_id)
 
 
 def _transformer(folder: ModelFolder, path: Path, settings: Mapping[str, Any]) -> tuple[ModelFolder, dict[str, Any]]:
@@ -183,18 +154,6 @@ def _transformer(folder: ModelFolder, path: Path, settings: Mapping[str, Any]) -
     known = {k: v for k, v in settings.items() if k not in ("transformer_task", "modality_config")}
     gives = folder.gives
     return replace(read_transformer(folder, path, known, task="feature-extraction"), gives=gives), config
-
-
-def _prompts(folder: ModelFolder, root: Path) -> ModelFolder:
-    path = root / _SETTINGS
-    config = files.read_object(path, missing_ok=True)
-    prompts = {str(k): str(v or "") for k, v in (config.get("prompts") or {}).items()}
-    default = config.get("default_prompt_name")
-    if default is not None and default not in prompts:
-        raise ModelError(
-            f"{path}: default_prompt_name {default!r} is not one of its prompts: {', '.join(prompts) or 'none'}"
-        )
-    return replace(folder, prompts=prompts, default_prompt_name=default)
 
 
 def _chat_of(settings: Mapping[str, Any]) -> Chat | None:

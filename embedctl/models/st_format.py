@@ -33,7 +33,7 @@ def read_folder(root: Path, name: str, *, allow_pickle: bool = False, trust_remo
         name=name, kind="transformer", root=root, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
     )
     if not (root / "modules.json").is_file() and is_media(root):
-        return read_media(_settings(start, root), root, {}, (), root)
+        return read_media(read_settings(start, root), root, {}, (), root)
     if (root / "modules.json").is_file():
         return _sentence_transformers(start, root)
     if not (root / "config.json").is_file():
@@ -45,8 +45,8 @@ def read_folder(root: Path, name: str, *, allow_pickle: bool = False, trust_remo
     if config.get("model_type") == "model2vec" or _is_model2vec(root):
         return _model2vec(start, root)
     if is_stanford(config):
-        return read_stanford(read_transformer(_settings(start, root), root, {}, task="feature-extraction"), root)
-    return read_transformer(_settings(start, root), root, {}, task=None)
+        return read_stanford(read_transformer(read_settings(start, root), root, {}, task="feature-extraction"), root)
+    return read_transformer(read_settings(start, root), root, {}, task=None)
 
 
 def _sentence_transformers(start: ModelFolder, root: Path) -> ModelFolder:
@@ -63,7 +63,7 @@ def _sentence_transformers(start: ModelFolder, root: Path) -> ModelFolder:
 def _assembled(start: ModelFolder, root: Path, entries: tuple[Entry, ...]) -> ModelFolder:
     """The folder whose texts go through these modules."""
     first, rest = entries[0], entries[1:]
-    folder, config = _settings(start, root), files.read_object(root / _SETTINGS, missing_ok=True)
+    folder, config = read_settings(start, root), files.read_object(root / _SETTINGS, missing_ok=True)
     if first.kind in ("Transformer", "MLMTransformer"):
         settings = _sentence_bert_config(first.path)
         if is_media(first.path):
@@ -174,8 +174,10 @@ def _config_of(folder: ModelFolder) -> dict[str, Any]:
 _SETTINGS = "config_sentence_transformers.json"
 
 
-def _settings(folder: ModelFolder, root: Path) -> ModelFolder:
-    """config_sentence_transformers.json: prompts, default prompt, similarity, Matryoshka width."""
+def read_settings(folder: ModelFolder, root: Path) -> ModelFolder:
+    """With config_sentence_transformers.json's prompts, default prompt, similarity and Matryoshka width.
+
+    :raises ModelError: they contradict each other."""
     path = root / _SETTINGS
     config = files.read_object(path, missing_ok=True)
     prompts = config.get("prompts") or {}

@@ -23,6 +23,7 @@ from embedctl.plan import Plan
 from embedctl.query.checks import Check
 from embedctl.records import Batch, Slice, Tokenized, Window, WindowRecord
 from embedctl.sinks.columns import values_of
+from embedctl.sinks.parquet import footer_of
 from embedctl.sources.files import STDIN
 from embedctl.spec import JobSpec
 from embedctl.stages.prepare import Prepared, prepare
@@ -41,8 +42,10 @@ Key = tuple[str, int]
 """Id and chunk number."""
 
 
-def embedded_again(plan: Plan, storage: LocalStorage, records: Sequence[WindowRecord], sample: int) -> Check:
-    """`sample` rows of up to MAX_WINDOWS windows."""
+def embedded_again(
+    plan: Plan, storage: LocalStorage, records: Sequence[WindowRecord], sample: int, *, twice: bool = False
+) -> Check:
+    """`sample` rows of up to MAX_WINDOWS windows. twice: some ids stand twice in the corpus."""
     if plan.is_loaded:
         return Check(name="sample", ok=None, detail="not checked: the vectors were loaded, not embedded")
     if any(f.path == STDIN for f in plan.files):
@@ -54,7 +57,7 @@ def embedded_again(plan: Plan, storage: LocalStorage, records: Sequence[WindowRe
     chance = np.random.default_rng()
     chosen = [full[i] for i in sorted(chance.choice(len(full), min(MAX_WINDOWS, len(full)), replace=False))]
     try:
-        compared = _Compared(plan)
+        compared = _Compared(plan, twice=twice and synced)
         for record in chosen:
             wanted = -(-sample // len(chosen))
             for window in _some_windows(plan, chance) if synced else [_window_again(plan, record, records)]:
@@ -67,8 +70,8 @@ def embedded_again(plan: Plan, storage: LocalStorage, records: Sequence[WindowRe
 class _Compared:
     """The models of a plan, opened in float32, and how far the stored values are from theirs."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, *, twice: bool) -> None:
+        self._plan, self._twice = plan, twice
         folders = [without_onnx(f) for f in passes.open_models(JobSpec(**plan.asked(), inputs=plan.inputs))]
         self._against = ", ".join(f.onnx.path.name for f in folders if f.onnx is not None)
         tokenizers = wiring.open_tokenizers(folders, plan)
@@ -90,7 +93,12 @@ class _Compared:
         """Compare up to `wanted` of the window's rows."""
         ready = prepare(window, self._rules, [1] * len(self._encoders))
         stored, place = _stored(self._plan, storage, record)
-        named = [(key, units) for key, units in _named(self._plan, ready).items() if key in place]
+        passed_over = _passed_over(window, storage, record) if self._twice else set()
+        named = [
+            (key, units)
+            for key, units in _named(self._plan, ready).items()
+            if key in place and key[0] not in passed_over
+        ]
         for i in chance.choice(len(named), min(wanted, len(named)), replace=False).tolist():
             key, units = named[i]
             expected = self._reference(ready, units)
@@ -162,6 +170,18 @@ def _stored(plan: Plan, storage: LocalStorage, record: WindowRecord) -> tuple[Ou
     ids: list[Any] = table.column("id").cast(pa.string()).to_pylist()
     values = {o.name: values_of(table.column(o.name).combine_chunks(), o)[0] for o in plan.outputs}
     return values, {key: np.array([n]) for n, key in enumerate(zip(ids, chunks, strict=True))}
+
+
+def _passed_over(window: Window, storage: LocalStorage, record: WindowRecord) -> set[str]:
+    """Ids whose row in this window is not the one that is stored: it has another text, so an earlier row won."""
+    path = storage.root / (record.part or "")
+    hashes = footer_of(pq.read_metadata(path).metadata or {})[1]
+    if hashes is None or window.hashes is None:
+        return set()
+    ids = dict.fromkeys(pq.read_table(path, columns=["id"], partitioning=None)[0].cast(pa.string()).to_pylist())
+    stored = dict(zip(ids, hashes[:, 0].tolist(), strict=True))
+    found = zip(window.ids, window.hashes[:, 0].tolist(), strict=True)
+    return {i for i, text in found if i in stored and stored[i] != text}
 
 
 def _named(plan: Plan, ready: Prepared) -> dict[Key, list[int]]:

@@ -53,7 +53,8 @@ def verify(destination: str, *, sample: int = 64, state: str | None = None, list
             _recipe(plan, storage, records),
         ]
         listener.note(f"embedding up to {sample} rows again, one by one in float32")
-        checks.append(embedded_again(plan, storage, records, sample))
+        twice = ending.totals(contents).duplicates > 0
+        checks.append(embedded_again(plan, storage, records, sample, twice=twice))
     return report(storage, checks)
 
 

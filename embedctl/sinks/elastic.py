@@ -21,7 +21,6 @@ While an index is loaded for the first time it is not refreshed and has no repli
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import pyarrow as pa
@@ -141,21 +140,7 @@ class ElasticEngine:
         self._put_off = True
 
     def upsert(self, batches: Iterator[Records], gate: Gate) -> None:
-        """Several at once. The first failure stops the rest and is raised when all have ended."""
-        with ThreadPoolExecutor(STREAMS, thread_name_prefix="elastic") as pool:
-            flying: set[Future[None]] = set()
-            try:
-                for batch in batches:
-                    flying.add(pool.submit(bulk.put, self._link, batch, gate, self._packed))
-                    if len(flying) >= 2 * STREAMS:
-                        done, flying = wait(flying, return_when=FIRST_COMPLETED)
-                        for one in done:
-                            one.result()
-                for one in flying:
-                    one.result()
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        stores.in_streams(lambda batch: bulk.put(self._link, batch, gate, self._packed), batches, STREAMS)
 
     def delete(self, keys: Sequence[PointId], positions: Sequence[int] | None) -> int:
         return bulk.delete(self._link, keys, positions)

@@ -14,7 +14,8 @@ import pyarrow as pa
 from embedctl.errors import UsageError
 from embedctl.outputs import OutputSpec
 from embedctl.plan import Plan
-from embedctl.sinks.keyed_records import HASH, JOB, POS, extras, width_of
+from embedctl.sinks.columns import width_of
+from embedctl.sinks.keyed_records import HASH, JOB, POS, extras
 from embedctl.spec import JobSpec
 
 Properties = dict[str, dict[str, Any]]
@@ -123,8 +124,7 @@ def _vector(output: OutputSpec, spec: JobSpec, *, opensearch: bool) -> dict[str,
     similarity = spec.distance or output.similarity
     if element != "bit" and similarity not in _SIMILARITY:
         raise UsageError(f"{output.name}: {store} has no similarity {similarity!r}", hint="--distance cosine")
-    width = width_of(output) or 0
-    size = 8 * width if element == "bit" else width
+    size = width_of(output) * (8 if element == "bit" else 1)
     if opensearch:
         return _knn_vector(size, element, similarity, spec.quantization)
     options = {None: "hnsw", "scalar": "int8_hnsw", "binary": "bbq_hnsw"}

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -27,12 +26,10 @@ from embedctl.sinks import qdrant_manifest as manifests
 from embedctl.sinks import stores
 from embedctl.sinks.base import Hit, Reconciled
 from embedctl.sinks.keyed_records import (
-    POS,
     Engine,
     Gate,
     Records,
     check_names,
-    check_values,
     chunks_of,
     fields_of,
     refuse,
@@ -75,10 +72,9 @@ class KeyedSink:
 
     def write(self, output: WindowOutput) -> WindowRecord:
         key = output.record.key
-        check_values(output, self.plan)
-        rows, row = stores.rows_of(output)
-        before = stores.load_rows(self._storage, key, 0)
-        if before is not None and before != rows:
+        stores.check_values(output, self.plan.outputs)
+        rows, row, before = stores.began(self._storage, output)
+        if before is not None:
             self._remove_stale(key, before, rows)
         stores.save_rows(self._storage, key, 0, rows)
         failpoints.hit("before-part")
@@ -113,8 +109,7 @@ class KeyedSink:
     def drop_rows(self, record: WindowRecord, output: WindowRecord, rows: Sequence[int]) -> WindowRecord:
         known = stores.rows_known(self._storage, record)
         self._delete(record.key, known, rows)
-        stores.save_rows(self._storage, output.key, output.revision, known.without(rows))
-        return replace(output, units=record.units - sum(known.units[r] for r in rows))
+        return stores.dropped(self._storage, record, output, known, rows)
 
     def before_change(self, plan: Plan, records: Sequence[WindowRecord]) -> None:
         """Readers of a store see each record as it comes."""

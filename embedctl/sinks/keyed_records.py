@@ -1,7 +1,7 @@
 """What a keyed store must do for its sink, and what it is given: records, made of windows.
 
-Enters: a window. Leaves: `Records`: keys, fields as JSON-like values, outputs as arrays. Refused: values that are not
-finite or of another size than the plan says, ids kept twice, kept columns with names of our own.
+Enters: a window. Leaves: `Records`: keys, fields as JSON-like values, outputs as arrays. Refused: ids kept twice, kept
+columns with names of our own.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from embedctl.errors import SinkError, UsageError
-from embedctl.outputs import OutputSpec, Sparse, Values, not_finite, take
+from embedctl.errors import UsageError
+from embedctl.outputs import OutputSpec, Sparse, Values, take
 from embedctl.plan import Plan
 from embedctl.records import WindowOutput
 from embedctl.sinks import stores
@@ -161,31 +161,6 @@ def check_names(plan: Plan) -> None:
         raise UsageError(f"--keep: {clash!r} is a name the store's records use themselves", hint=f"leave {clash} out")
 
 
-def check_values(output: WindowOutput, plan: Plan) -> None:
-    """Stores take any number, so this is the last place to look. :raises SinkError: the first bad row is named."""
-    for spec in plan.outputs:
-        values = output.outputs[spec.name]
-        if isinstance(values, np.ndarray) and values.ndim != 2:
-            raise SinkError(
-                f"window {output.record.key.stem}: {spec.name} has shape {values.shape}, not (n, {spec.dim})"
-            )
-        if len(values) != len(output.ids) or width_of(spec) not in (None, _width(values)):
-            raise SinkError(
-                f"window {output.record.key.stem}: {spec.name} is {len(values)} values of {_width(values)} numbers, "
-                f"expected {len(output.ids)} of {width_of(spec)}"
-            )
-        bad = np.flatnonzero(not_finite(values))
-        if len(bad):
-            raise SinkError(f"row {output.ids[int(bad[0])]!r}: {spec.name} holds NaN or Inf")
-
-
-def width_of(spec: OutputSpec) -> int | None:
-    """Numbers of a stored dense vector, eight bits in one where they are packed; None for other kinds."""
-    if spec.kind != "dense":
-        return None
-    return -(-spec.dim // 8) if spec.vector_type in ("binary", "ubinary") else spec.dim
-
-
 def bits(values: np.ndarray) -> np.ndarray:
     """uint8 (n, C / 8): packed bits, high bit first, of either binary type."""
     packed: np.ndarray = values.view(np.uint8) ^ 0x80 if values.dtype == np.int8 else values
@@ -250,7 +225,7 @@ def units_in(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         has = batch.schema.names
         yield pa.RecordBatch.from_pydict(
-            {n: batch.column(n).cast(k) if n in has else pa.nulls(len(batch), k) for n, k in kinds.items()}
+            {n: batch.column(n).cast(k) if n in has else pa.array([None] * len(batch), k) for n, k in kinds.items()}
         )
 
 
@@ -259,7 +234,3 @@ def _nbytes(values: Values, begin: int, end: int) -> int:
         return int(values[begin:end].nbytes)
     entries = int(values.offsets[end] - values.offsets[begin])
     return entries * (8 if isinstance(values, Sparse) else int(values.vectors[:1].nbytes))
-
-
-def _width(values: Values) -> int | None:
-    return values.shape[1] if isinstance(values, np.ndarray) else None

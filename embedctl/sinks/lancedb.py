@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ from embedctl.sinks.keyed_records import (
     POS,
     UNITS_AT_ONCE,
     check_names,
-    check_values,
     refuse,
     units_in,
 )
@@ -92,7 +90,7 @@ class LanceSink:
 
     def write(self, output: WindowOutput) -> WindowRecord:
         key = output.record.key
-        check_values(output, self.plan)
+        stores.check_values(output, self.plan.outputs)
         rows, row = stores.rows_of(output)
         again = stores.load_rows(self._storage, key, 0) is not None
         stores.save_rows(self._storage, key, 0, rows)
@@ -149,8 +147,7 @@ class LanceSink:
         for begin in range(0, len(positions), ROWS_AT_ONCE):
             some = ", ".join(map(str, positions[begin : begin + ROWS_AT_ONCE]))
             self._table.change(lambda t, some=some: t.delete(f"{POS} IN ({some})"))  # type: ignore[misc]
-        stores.save_rows(self._storage, output.key, output.revision, known.without(rows))
-        return replace(output, units=record.units - sum(known.units[r] for r in rows))
+        return stores.dropped(self._storage, record, output, known, rows)
 
     def before_change(self, plan: Plan, records: Sequence[WindowRecord]) -> None:
         """The tag `current` stays where it is: on the last whole generation."""

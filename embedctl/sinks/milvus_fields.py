@@ -19,7 +19,8 @@ import pyarrow as pa
 from embedctl.errors import SinkError, UsageError
 from embedctl.outputs import OutputSpec, Sparse, Values, all_zero
 from embedctl.plan import Plan
-from embedctl.sinks.keyed_records import HASH, JOB, POS, Records, bits, extras, sparse_rows, width_of
+from embedctl.sinks.columns import width_of
+from embedctl.sinks.keyed_records import HASH, JOB, POS, Records, bits, extras, sparse_rows
 from embedctl.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -110,8 +111,7 @@ def _vector(output: OutputSpec, spec: JobSpec, *, lite: bool) -> Field:
         raise UsageError(
             f"{output.name}: Milvus has no similarity {similarity!r}", hint=f"--distance {next(iter(METRICS))}"
         )
-    width = width_of(output)
-    dim = width * 8 if kind == "BINARY_VECTOR" and width else width
+    dim = width_of(output) * (8 if kind == "BINARY_VECTOR" else 1)
     return Field(name=output.name, column=output.name, kind=kind, dim=dim, metric=metric, spec=output)
 
 

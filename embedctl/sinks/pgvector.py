@@ -11,7 +11,6 @@ own or an earlier window, and only taken out where it is still its own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from embedctl.sinks import pgvector_rows as loading
 from embedctl.sinks import pgvector_table as tables
 from embedctl.sinks import stores
 from embedctl.sinks.base import Hit, Reconciled
-from embedctl.sinks.keyed_records import HASH, UNITS_AT_ONCE, check_names, check_values, refuse, units_in
+from embedctl.sinks.keyed_records import HASH, UNITS_AT_ONCE, check_names, refuse, units_in
 from embedctl.sinks.pgvector_link import Connection, Link, place_of
 from embedctl.sinks.pgvector_table import JOB, OWN, POS, SYSTEM, Found, Layout, named
 from embedctl.sinks.stores import WindowRows
@@ -73,10 +72,9 @@ class PgvectorSink:
 
     def write(self, output: WindowOutput) -> WindowRecord:
         key = output.record.key
-        check_values(output, self.plan)
-        rows, row = stores.rows_of(output)
-        before = stores.load_rows(self._storage, key, 0)
-        if before is not None and before != rows:
+        stores.check_values(output, self.plan.outputs)
+        rows, row, before = stores.began(self._storage, output)
+        if before is not None:
             self._remove_stale(key, before, rows)
         stores.save_rows(self._storage, key, 0, rows)
         failpoints.hit("before-part")
@@ -108,8 +106,7 @@ class PgvectorSink:
     def drop_rows(self, record: WindowRecord, output: WindowRecord, rows: Sequence[int]) -> WindowRecord:
         known = stores.rows_known(self._storage, record)
         self._delete(record.key, known, rows)
-        stores.save_rows(self._storage, output.key, output.revision, known.without(rows))
-        return replace(output, units=record.units - sum(known.units[r] for r in rows))
+        return stores.dropped(self._storage, record, output, known, rows)
 
     def before_change(self, plan: Plan, records: Sequence[WindowRecord]) -> None:
         """Readers of a table see each window as it is committed."""

@@ -49,7 +49,8 @@ class Place:
 
     def of(self, table: str) -> Place:
         """Another table of the same schema."""
-        return replace(self, table=table, name=f"{self.name.partition('?')[0]}?table={table}")
+        full = table if self.schema is None else f"{self.schema}.{table}"
+        return replace(self, table=table, name=f"{self.name.partition('?')[0]}?table={full}")
 
 
 def place_of(target: str) -> Place:

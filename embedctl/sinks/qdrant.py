@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -68,10 +67,9 @@ class QdrantSink:
 
     def write(self, output: WindowOutput) -> WindowRecord:
         key = output.record.key
-        stores.check_vectors(output, self.plan.outputs)
-        rows, row = stores.rows_of(output)
-        before = stores.load_rows(self._storage, key, 0)
-        if before is not None and before != rows:
+        stores.check_values(output, self.plan.outputs)
+        rows, row, before = stores.began(self._storage, output)
+        if before is not None:
             self._remove_stale(key, before, rows)
         stores.save_rows(self._storage, key, 0, rows)
         failpoints.hit("before-part")
@@ -108,8 +106,7 @@ class QdrantSink:
         for begin in range(0, len(rows), DELETE_POINTS):
             self._delete(record.key, known, rows[begin : begin + DELETE_POINTS])
         self._engine.flush()
-        stores.save_rows(self._storage, output.key, output.revision, known.without(rows))
-        return replace(output, units=record.units - sum(known.units[r] for r in rows))
+        return stores.dropped(self._storage, record, output, known, rows)
 
     def before_change(self, plan: Plan, records: Sequence[WindowRecord]) -> None:
         """Readers of a collection see each point as it comes."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from embedctl.errors import SinkError, UsageError
 from embedctl.outputs import Values, take
 from embedctl.sinks import qdrant_wire as wire
+from embedctl.sinks import stores
 from embedctl.sinks.qdrant import QdrantSink
 from embedctl.sinks.qdrant_address import Address, connect, parse, timeout_s
 from embedctl.sinks.qdrant_engine import Ask, Found, Layout, Making, Points, Record
@@ -105,22 +105,8 @@ class ServerEngine:
         self._put_off = True
 
     def upsert(self, batches: Iterator[Points], where: Filter) -> None:
-        """Several at once. The first failure stops the rest and is raised when all have ended."""
         only = wire.condition_of(where) if self._address.grpc else wire.filter_of(where)
-        with ThreadPoolExecutor(STREAMS, thread_name_prefix="qdrant") as pool:
-            flying: set[Future[None]] = set()
-            try:
-                for batch in batches:
-                    flying.add(pool.submit(self._put, batch, only))
-                    if len(flying) >= 2 * STREAMS:
-                        done, flying = wait(flying, return_when=FIRST_COMPLETED)
-                        for one in done:
-                            one.result()
-                for one in flying:
-                    one.result()
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        stores.in_streams(lambda batch: self._put(batch, only), batches, STREAMS)
 
     def delete(self, where: Filter) -> None:
         from qdrant_client import models

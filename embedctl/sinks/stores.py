@@ -2,7 +2,7 @@
 
 Enters: ids, row numbers, windows. Leaves: point ids that never change, one int64 a row that orders all rows of a job,
 and a sidecar of ids beside the ledger, written before the store is, from which a window can be told without the store.
-Refused: vectors that are not finite or of another size, rows past what the order can hold.
+Refused: values that are not finite or of another size, rows past what the order can hold.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import zstandard
 
 from embedctl.errors import BooksError, SinkError, UsageError
-from embedctl.outputs import Multivector, OutputSpec, Sparse, not_finite
+from embedctl.outputs import Multivector, OutputSpec, Sparse, Values, not_finite
 from embedctl.records import WindowKey, WindowOutput, WindowRecord
+from embedctl.sinks.columns import width_of
 from embedctl.storage import STATE, LocalStorage, Storage, etag_of
 
 FOLDER = f"{STATE}/ids"
@@ -29,6 +32,7 @@ MAX_ROWS = (1 << ROW_BITS) - 1024
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 PointId = int | str
+_Batch = TypeVar("_Batch")
 
 
 def position_number(key: WindowKey, row: int) -> int:
@@ -79,22 +83,31 @@ def _uuid5(name: str) -> str:
     return f"{hexed[:8]}-{hexed[8:12]}-5{hexed[13:16]}-{variant}{hexed[17:20]}-{hexed[20:32]}"
 
 
-def check_vectors(output: WindowOutput, outputs: Sequence[OutputSpec]) -> None:
+def check_values(output: WindowOutput, outputs: Sequence[OutputSpec]) -> None:
     """Stores take any number, so this is the last place to look. :raises SinkError: the first bad row is named."""
     for spec in outputs:
         values = output.outputs[spec.name]
-        if isinstance(values, Sparse):
-            width = spec.dim
-        else:
-            width = (values.vectors if isinstance(values, Multivector) else values).shape[-1]
-        if len(values) != len(output.ids) or width != spec.dim:
+        wanted, found = _shape_of(spec), _width(values)
+        if len(values) != len(output.ids) or found != wanted:
             raise SinkError(
-                f"window {output.record.key.stem}: {spec.name}: {len(values)} vectors of {width} for "
-                f"{len(output.ids)} units, the store holds one a unit, of {spec.dim}"
+                f"window {output.record.key.stem}: {spec.name}: {len(values)} values of {found} numbers, the store "
+                f"takes {len(output.ids)} of {wanted}"
             )
         bad = np.flatnonzero(not_finite(values))
         if len(bad):
-            raise SinkError(f"row {output.ids[int(bad[0])]!r}: the vector holds NaN or Inf")
+            raise SinkError(f"row {output.ids[int(bad[0])]!r}: {spec.name} holds NaN or Inf")
+
+
+def _shape_of(spec: OutputSpec) -> tuple[int, ...] | None:
+    """Of one value, or of one of its vectors; None: sparse ones have as many numbers as they like."""
+    return None if spec.kind == "sparse" else (width_of(spec),)
+
+
+def _width(values: Values) -> tuple[int, ...] | None:
+    if isinstance(values, Sparse):
+        return None
+    shape: tuple[int, ...] = (values.vectors if isinstance(values, Multivector) else values).shape[1:]
+    return shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +155,21 @@ def rows_of(output: WindowOutput) -> tuple[WindowRows, np.ndarray]:
             hint=f"--window-rows {MAX_ROWS}",
         )
     return rows, row
+
+
+def began(storage: Storage, output: WindowOutput) -> tuple[WindowRows, np.ndarray, WindowRows | None]:
+    """As `rows_of`, and the rows of an unfinished try of the window, where they were others."""
+    rows, row = rows_of(output)
+    before = load_rows(storage, output.record.key, 0)
+    return rows, row, None if before == rows else before
+
+
+def dropped(
+    storage: Storage, record: WindowRecord, output: WindowRecord, known: WindowRows, rows: Sequence[int]
+) -> WindowRecord:
+    """Save the list of a window that has lost these rows; `output`, its new record, with the units that are left."""
+    save_rows(storage, output.key, output.revision, known.without(rows))
+    return replace(output, units=record.units - sum(known.units[r] for r in rows))
 
 
 def save_rows(storage: Storage, key: WindowKey, revision: int, rows: WindowRows) -> None:
@@ -216,6 +244,24 @@ def hash_words(output: WindowOutput) -> list[str] | None:
     if output.hashes is None:
         return None
     return [f"{text:016x}{kept:016x}" for text, kept in output.hashes.tolist()]
+
+
+def in_streams(work: Callable[[_Batch], None], batches: Iterable[_Batch], streams: int) -> None:
+    """Several batches at once. The first failure stops the rest and is raised when all under way have ended."""
+    with ThreadPoolExecutor(streams, thread_name_prefix="store") as pool:
+        flying: set[Future[None]] = set()
+        try:
+            for batch in batches:
+                flying.add(pool.submit(work, batch))
+                if len(flying) >= 2 * streams:
+                    done, flying = wait(flying, return_when=FIRST_COMPLETED)
+                    for one in done:
+                        one.result()
+            for one in flying:
+                one.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _name(key: WindowKey, revision: int) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from embedctl.errors import ModelError, UsageError
+from embedctl.errors import EmbedctlError, ModelError, UsageError
 from embedctl.media import Kind, as_bytes
 from embedctl.records import Tokenized
 
@@ -139,6 +139,8 @@ def _page_tokens(processor: Any, folder: Path) -> Callable[[int, int], int]:
 
     try:
         around = {tried(*blank) - picture_tokens(*blank) for blank in _BLANKS}
+    except EmbedctlError:
+        raise
     except Exception as exc:
         raise ModelError(f"{folder}: its processor cannot be tried on a blank page: {exc}") from exc
     if len(around) > 1:
@@ -183,6 +185,8 @@ def _loaded(auto: Any, folder: Path) -> Any:
     try:
         with _quiet():
             return auto.from_pretrained(str(folder), local_files_only=True)
+    except EmbedctlError:  # a signal came
+        raise
     except Exception as exc:
         lines = str(exc).strip().splitlines() or [type(exc).__name__]
         raise ModelError(

@@ -66,7 +66,7 @@ def reference(folder: ModelFolder, batch: Batch) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MiniLM's folder with three ONNX files: exported in float32, int8 as published, and int8 that onnxruntime makes."""
+    """MiniLM's folder with three ONNX files: float32 as exported, int8 as published, int8 as onnxruntime makes it."""
     import torch
     import transformers
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -306,7 +306,7 @@ def test_cut_files_are_refused(small: Path, keep: int) -> None:
 def test_choices_nobody_made_are_refused(small: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no weights"):
         find_model(str(small))
-    with pytest.raises(ModelError, match="--engine onnx: model has no ONNX file"):
+    with pytest.raises(ModelError, match="--engine onnx: all-MiniLM-L6-v2 has no ONNX file"):
         find_model("minilm", engine="onnx")
     for name in ("a.onnx", "b.onnx"):
         graph(small / "onnx" / name)

@@ -127,14 +127,14 @@ def test_the_corpus_is_read_and_tokenized_once(corpus: Path, tmp_path: Path) -> 
     opened: list[str] = []
     plain_call, plain_blocks = FakeTokenizer.__call__, wiring.blocks_of
 
-    def counting(self: FakeTokenizer, texts):  # noqa: ANN001, ANN202
+    def counting(self: FakeTokenizer, texts):
         asked.extend(texts)
         return plain_call(self, texts)
 
-    def blocks_of(plan):  # noqa: ANN001, ANN202
+    def blocks_of(plan):
         blocks = plain_blocks(plan)
 
-        def counted(file, *place):  # noqa: ANN001, ANN202
+        def counted(file, *place):
             opened.append(file.uri)
             return blocks(file, *place)
 

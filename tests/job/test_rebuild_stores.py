@@ -24,7 +24,7 @@ def postgres() -> Iterator:
     server.stop()
 
 
-@pytest.fixture(params=["lancedb", "pgvector", "milvus"])
+@pytest.fixture(params=["lancedb", "pgvector", pytest.param("milvus", marks=pytest.mark.slow)])
 def store(request, place) -> str:
     """The URI of a table of its own."""
     if request.param == "pgvector":

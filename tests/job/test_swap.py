@@ -92,6 +92,9 @@ def test_load_swaps_too(cli, folder):
 
 
 def test_what_cannot_be_swapped_is_refused(cli, corpus, place):
+    told = cli("embed", corpus, *FAKE, "--to", "elasticsearch://me:s3@cret@host/docs", "--swap-alias", "docs", code=2)
+    assert "--swap-alias: elasticsearch://host/docs is no store with aliases" in told
+    assert "cret" not in told
     assert "--swap-alias: out is no store with aliases" in cli(
         "embed", corpus, *FAKE, "--to", "out", "--swap-alias", "docs", code=2
     )

@@ -67,6 +67,19 @@ def test_folding_and_compacting_keep_the_set(tmp_path: Path):
     assert last.contents.events == [{"kind": "budget", "batch_tokens": 512}]
 
 
+def test_a_reader_takes_in_what_another_writer_commits_and_folds(tmp_path: Path):
+    reader, writer = Ledger(LocalStorage(tmp_path)), Ledger(LocalStorage(tmp_path))
+    for window in range(FOLD + 3):
+        writer.append(record(window))
+        if window % 20 == 0:
+            reader.refresh()
+            assert {k.window for k in reader.contents.windows} == set(range(window + 1))
+    writer.append(record(0, revision=1))
+    reader.refresh()
+    reader.refresh()
+    assert reader.contents.windows == Ledger(LocalStorage(tmp_path)).contents.windows
+
+
 def test_the_newest_revision_counts_in_any_order(tmp_path: Path):
     Ledger(LocalStorage(tmp_path)).append(record(0, 1), record(0, 0))
     assert Ledger(LocalStorage(tmp_path)).contents.windows[record(0).key].revision == 1

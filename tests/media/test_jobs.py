@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedctl.testing.resume import assert_same_after_resume, parts, run
-from tests.media.conftest import Told
+from tests.conftest import Told
 from tests.media.samples import PICTURES, SOUNDS, bomb, picture, sound
 
 _GOOD = picture(1)

@@ -1,8 +1,7 @@
-"""Small corpora of pairs and of candidates, and the command run in this process."""
+"""Small corpora of pairs and of candidates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,11 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from embedctl.cli.app import main
-
 ROWS = 240
 _PROSE = "the of a cat sat on mat what is good bad fox ran over lazy dog yes no query doc find here there"
 WORDS = _PROSE.split()
 
 Row = dict[str, Any]
-Told = Callable[..., tuple[int, str, str]]
 
 
 def text(seed: int, words: int) -> str:
@@ -63,20 +59,6 @@ def pairs_file(tmp_path: Path) -> Path:
 def runs_file(tmp_path: Path) -> Path:
     pq.write_table(pa.Table.from_pylist(run_rows()), tmp_path / "runs.parquet", row_group_size=60)
     return tmp_path / "runs.parquet"
-
-
-@pytest.fixture
-def told(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
-    """Run `embedctl ARGS` in a folder of the test's own: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main([str(a) for a in args])
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
-
-    return run
 
 
 def rows_of(destination: Path) -> list[Row]:

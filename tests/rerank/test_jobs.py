@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.rerank.conftest import ROWS, Told, pair_rows, rows_of, run_rows
+from tests.conftest import Told
+from tests.rerank.conftest import ROWS, pair_rows, rows_of, run_rows
 
 
 def test_pairs_beside_kept_columns(told: Told, pairs_file: Path, tmp_path: Path) -> None:

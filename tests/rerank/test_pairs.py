@@ -47,6 +47,12 @@ def test_the_candidate_at_fault_is_numbered() -> None:
     ]  # fmt: skip
 
 
+def test_json_that_is_no_list_or_too_deep_is_a_row_of_its_own() -> None:
+    cells = ['["b"]', "{", '"b"', "[" * 100_000, None]
+    found = problems(rule(Candidates(column="c", is_json=True)), q=["a"] * len(cells), c=cells)
+    assert found == [None] + ["c: there is no list of candidates"] * 4
+
+
 def test_candidates_of_structs_keep_their_ids() -> None:
     lists = [[{"id": 5, "text": "x"}, {"id": None, "text": "y"}], None, [{"id": 7, "text": "z"}]]
     batch = pa.RecordBatch.from_pydict({"q": ["a", "b", "c"], "c": lists})

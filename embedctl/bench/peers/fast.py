@@ -45,7 +45,7 @@ def load(settings: Mapping[str, Any]) -> FastEmbed:
         model_file="model.onnx",
     )  # fmt: skip
     model = TextEmbedding(model_name=name, specific_model_path=str(folder), providers=["CPUExecutionProvider"])
-    tokenizer = model.model.tokenizer
+    tokenizer = model.model.tokenizer  # type: ignore[attr-defined]
     tokenizer.enable_truncation(max_length=settings["max_length"])
     return FastEmbed(model, sort=settings.get("sort", False), info={"version": fastembed.__version__})
 
