@@ -234,10 +234,21 @@ def contradictions(plan: Plan, spec: JobSpec) -> list[str]:
             continue
         if name in _FREE or asked == planned or (asked == default[name] and _is_tuning(name)):
             continue
-        if _is_tuning(name) and asked == plan.resolved.get(name):
+        if asked is not None and asked == _became(plan, name):
             continue
         found.append(f"{flag(name)}: asked for {_shown(asked)}, planned with {_shown(planned)}")
     return found
+
+
+def _became(plan: Plan, name: str) -> Any:
+    """What a field that was left open was decided to be; None where that is not one value."""
+    if name == "id_column":
+        return plan.id_column
+    if name == "text_column":
+        return None if plan.spec["text_template"] else plan.text_columns[0]
+    if _is_tuning(name) or (len(plan.passes) == 1 and name in ("dtype", "max_length", "dim", "prompt")):
+        return plan.resolved.get(name)
+    return None
 
 
 def check(plan: Plan, spec: JobSpec, destination: str) -> None:

@@ -80,6 +80,14 @@ def test_tuning_may_be_asked_for_as_it_was_resolved(name: str) -> None:
     assert len(contradictions(hand_plan(base(), resolved={name: 1234}), base(**resolved))) == 1
 
 
+def test_what_was_found_may_be_asked_for_by_name() -> None:
+    """The columns and settings that were left open are no contradiction when they are named on a later run."""
+    plan = hand_plan(base(), id_column="id", resolved={"dtype": "bfloat16", "max_length": 256, "dim": 8, "prompt": ""})
+    assert contradictions(plan, base(id_column="id", text_column="text", dtype="bfloat16", max_length=256, dim=8)) == []
+    found = contradictions(plan, base(id_column="other", text_column="body", dtype="float32"))
+    assert [line.partition(":")[0] for line in found] == ["--text-column", "--id-column", "--dtype"]
+
+
 def test_policy_and_run_may_change() -> None:
     spec = base(on_error="fail", max_dead="1%", if_locked="wait", inputs=("x",), to="y", workers=3, num_shards=2)
     assert contradictions(hand_plan(base()), spec) == []
@@ -200,7 +208,7 @@ def test_recipe_and_job_change_exactly_with_what_they_are_made_of(field: Any) ->
     recipes = [recipe_of(spec, ["text"], one_pass()) for spec in (before, after)]
     # The weights say which model it is, and what was resolved counts, not how it was asked for.
     decided = {
-        "model", "revision", "engine", "prompt", "prompt_name", "max_length", "dim", "dtype", "output", "vector_type",
+        "text_column", "model", "revision", "engine", "prompt", "prompt_name", "max_length", "dim", "dtype", "output", "vector_type",
     }  # fmt: skip
     assert (recipes[0] != recipes[1]) == (kind == "recipe" and field.name not in decided)
     jobs = [job_of("recipe", "snapshot", spec) for spec in (before, after)]

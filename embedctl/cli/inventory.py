@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from embedctl.models.folder import ModelFolder
 
 INSTALL_TORCH = "pip install 'embedctl[torch]'"
+INSTALL_ONNX = "pip install 'embedctl[onnx]'"
 INSTALL_FLASH_ATTN = "pip install flash-attn --no-build-isolation"
 PACKAGES = (
     "numpy", "pyarrow", "tokenizers", "duckdb", "torch", "transformers", "safetensors", "huggingface_hub", "datasets",
-    "semantic-text-splitter", "semchunk", "flash-attn",
+    "semantic-text-splitter", "semchunk", "flash-attn", "onnxruntime",
 )  # fmt: skip
 FLAGS = re.compile(r"avx2|avx512f|avx512_(bf16|vnni|fp16)|avx_vnni|amx_\w+|asimd\w*|sve2?|bf16|i8mm|svebf16")
 
@@ -167,6 +168,7 @@ def _compute() -> dict[str, Any]:
     flash = find_spec("flash_attn") is not None
     report: dict[str, Any] = {"device": device, "gpus": _gpus(), "dtype": dtype, "threads": available_cpus()}
     report |= {"attention": kernel, "attention_why": why, "flash_attn": flash}
+    report["onnx"] = "onnxruntime (--engine onnx)" if find_spec("onnxruntime") else f"none: {INSTALL_ONNX}"
     if device == "cpu":
         from embedctl.encoders import native
 
@@ -175,6 +177,8 @@ def _compute() -> dict[str, Any]:
         report["cpu_attention"] = (
             "amx tiles (BERT-shaped models in bfloat16)" if kernels and kernels.has_tiles else "sdpa"
         )
+        if dtype == "float32":
+            report["faster_try"] = "--engine onnx:FILE with an int8 file; embedctl verify tells how near it is"
     if not flash and device.startswith("cuda"):
         report["flash_attn_try"] = f"{INSTALL_FLASH_ATTN}  (built against the installed torch; needs nvcc; optional)"
     return report

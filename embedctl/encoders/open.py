@@ -234,5 +234,6 @@ def _native_bfloat16(device: str) -> bool:
         return torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= (8, 0)
     if device == "cpu":
         checks = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
-        return any(bool(getattr(torch.cpu, check, lambda: False)()) for check in checks)
+        kept = torch.backends.cpu.get_cpu_capability() in ("AVX2", "DEFAULT")  # by ATEN_CPU_CAPABILITY, or all there is
+        return not kept and any(bool(getattr(torch.cpu, check, lambda: False)()) for check in checks)
     return False

@@ -6,11 +6,10 @@ labels where candidates are ranked by one score, kept columns that have the name
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from embedctl import pairs
 from embedctl.encoders.base import Encoder
 from embedctl.errors import UsageError
 from embedctl.models.folder import ModelFolder
@@ -46,13 +45,6 @@ def pair_rule(plan: Plan) -> PairRule:
         return PairRule(query=query_rule(spec), passage=_candidates(plan))
     passage = text_rule(None if spec["text_template"] else plan.text_columns[0], spec["text_template"])
     return PairRule(query=query_rule(spec), passage=passage)
-
-
-def pieces(plan: Plan, texts: Sequence[str]) -> list[str]:
-    """What tokenizers get of these rows' texts."""
-    if not of_pairs(plan.spec):
-        return list(texts)
-    return [pairs.pair_at(text, *span) for text in texts for span in pairs.passages(text)]
 
 
 def ranking(plan: Plan) -> Ranking | None:

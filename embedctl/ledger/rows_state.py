@@ -30,7 +30,6 @@ _ENTRY = np.dtype(
         ("place", "<u4"), ("row", "<u4"), ("file", "<i4"),
     ]
 )  # fmt: skip
-_META = b"embedctl.rows"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ from typing import Any
 from embedctl.errors import ModelError
 
 _SAFE = "model.safetensors"
-_PICKLE = "pytorch_model.bin"
 _MAX_HEADER_BYTES = 100 << 20
 
 

@@ -36,13 +36,7 @@ Qrels = dict[str, dict[str, int]]
 
 
 def evaluate(
-    destination: str,
-    *,
-    queries: Path,
-    qrels: Path,
-    wanted: Wanted | None = None,
-    asking: Asking,
-    listener: Listener,
+    destination: str, *, queries: Path, qrels: Path, wanted: Wanted | None = None, asking: Asking, listener: Listener
 ) -> dict[str, Any]:
     """JSON-ready; a document of several chunks counts once, with its best.
 

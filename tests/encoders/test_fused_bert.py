@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -83,3 +87,27 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
             units=np.zeros(1, dtype=np.int64),
         )
         assert cosines(encoder.encode(single)["dense"], together[i : i + 1]).min() >= 0.9999
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="AVX2 is x86's")
+def test_kept_to_avx2_it_still_equals_its_plain_twin() -> None:
+    """What machines without AVX512 get: the kernels compiled for AVX2, float32 as `auto`."""
+    code = (
+        "import numpy as np\n"
+        "from embedctl.encoders import native\n"
+        "from embedctl.encoders.open import open_encoder, resolve_dtype\n"
+        "from embedctl.models.load import find_model\n"
+        "from embedctl.records import Batch\n"
+        "ends = np.array([0, 3, 40, 77, 177], np.int32)\n"
+        "ids = np.random.default_rng(0).integers(1000, 30000, 177).astype(np.int32)\n"
+        "batch = Batch(input_ids_T=ids, cu_seqlens=ends, units=np.arange(4))\n"
+        "assert resolve_dtype('auto', 'cpu') == 'float32'\n"
+        "assert not native.load()[0].has_tiles\n"
+        "fused, plain = (open_encoder(find_model('minilm'), dtype='float32', device='cpu', threads=1, compile=c)\n"
+        "    for c in (None, False))\n"
+        "assert fused.engine == 'fused_bert'\n"
+        "assert np.abs(fused.encode(batch)['dense'] - plain.encode(batch)['dense']).max() <= 1e-5\n"
+    )
+    kept = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2", "DNNL_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run([sys.executable, "-c", code], env=kept, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -21,10 +22,13 @@ import torch
 from torch import Tensor
 
 FLAGS = (
-    "-O3", "-march=native", "-fPIC", "-shared", "-std=gnu11",
+    "-O3", "-fPIC", "-shared", "-std=gnu11",
     "-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros",
 )  # fmt: skip
 """Sums may be taken in vector order; NaN and Inf keep their meaning."""
+
+NARROWER = {"avx2": "-march=haswell", "default": "-march=x86-64-v2"}
+"""What `ATEN_CPU_CAPABILITY` keeps torch to, our kernels keep to as well."""
 
 SOURCES = ("kernels.c", "vocabulary.c")
 """Compiled as one, in this order."""
@@ -136,13 +140,18 @@ def load() -> tuple[Kernels | None, str]:
         return None, f"they could not be compiled or loaded: {exc}"
 
 
+def _flags() -> tuple[str, ...]:
+    asked = os.environ.get("ATEN_CPU_CAPABILITY", "").lower() if platform.machine() == "x86_64" else ""
+    return (NARROWER.get(asked, "-march=native"), *FLAGS)
+
+
 def _compile(compiler: str, source: bytes, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         text, built = Path(folder) / "kernels.c", Path(folder) / "kernels.so"
         text.write_bytes(source)
         subprocess.run(
-            [*compiler.split(), *FLAGS, str(text), "-o", str(built), "-lm"],
+            [*compiler.split(), *_flags(), str(text), "-o", str(built), "-lm"],
             check=True, capture_output=True, timeout=_COMPILE_TIMEOUT_S, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         built.replace(path)
@@ -156,7 +165,9 @@ def _key(source: bytes, compiler: str) -> str:
         processor = "".join(line for line in info.split("\n\n")[0].splitlines() if "flags" in line or "model" in line)
     except OSError:
         processor = ""
-    return hashlib.sha256(b"\0".join([source, " ".join(FLAGS).encode(), version, processor.encode()])).hexdigest()[:16]
+    return hashlib.sha256(b"\0".join([source, " ".join(_flags()).encode(), version, processor.encode()])).hexdigest()[
+        :16
+    ]
 
 
 def _cache_folder() -> Path:
