@@ -208,7 +208,8 @@ def test_recipe_and_job_change_exactly_with_what_they_are_made_of(field: Any) ->
     recipes = [recipe_of(spec, ["text"], one_pass()) for spec in (before, after)]
     # The weights say which model it is, and what was resolved counts, not how it was asked for.
     decided = {
-        "text_column", "model", "revision", "engine", "prompt", "prompt_name", "max_length", "dim", "dtype", "output", "vector_type",
+        "text_column", "model", "revision", "engine", "prompt", "prompt_name", "max_length", "dim", "dtype", "output",
+        "vector_type",
     }  # fmt: skip
     assert (recipes[0] != recipes[1]) == (kind == "recipe" and field.name not in decided)
     jobs = [job_of("recipe", "snapshot", spec) for spec in (before, after)]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedctl import plan as plans
@@ -54,13 +55,24 @@ def versions(destination: str) -> dict[str, Any]:
             {
                 "name": name,
                 "generation": folders.generation_of(name),
-                "units": sum(pq.read_metadata(p).num_rows for p in parts),
+                "units": sum(map(_units_in, parts)),
                 "parts": len(parts),
                 "size_bytes": sum(p.stat().st_size for p in parts),
                 "current": name == now,
             }
         )
     return {"version": 1, "destination": found.uri, "versions": listed}
+
+
+def _units_in(part: Path) -> int:
+    """:raises BooksError: it cannot be read."""
+    try:
+        return int(pq.read_metadata(part).num_rows)
+    except (pa.ArrowInvalid, OSError) as exc:
+        raise BooksError(
+            f"{part}: not a readable part ({exc})",
+            hint="bring it back from a copy, or remove it here and among the parts; the next sync embeds its rows again",
+        ) from exc
 
 
 def roll_back(destination: str, version: str, listener: Listener) -> Summary:

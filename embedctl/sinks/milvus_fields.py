@@ -80,6 +80,8 @@ def fields_of_plan(plan: Plan, spec: JobSpec, *, lite: bool) -> list[Field]:
             name = _free(column, taken)
             taken.add(name)
             fields.append(Field(name=name, column=column, kind=_scalar(plan.schema.field(column).type)))
+    if spec.quantization is not None:
+        raise UsageError("--quantization: embedctl makes no quantized index in Milvus", hint="leave it out")
     fields += [_vector(output, spec, lite=lite) for output in plan.outputs]
     if len(fields) > MAX_FIELDS:
         raise UsageError(

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 _TOLD, _CONFIG = "embedctl.json", "edge_config.json"
 _T = TypeVar("_T")
+ROOM_BYTES = 96 << 20
+"""Room that must be left on the disk: the engine maps files of 32 MiB before it fills them, and a full disk then ends
+the whole process with a bus error."""
 
 
 def open_edge(target: str, storage: LocalStorage, spec: JobSpec) -> QdrantSink:
@@ -114,6 +117,7 @@ class EdgeEngine:
 
         shard, condition = self._opened(), filter_of(where)
         for batch in batches:
+            _check_room(self._folder)
             points = points_of(batch)
             _told(self.name, lambda p=points: shard.update(edge.UpdateOperation.upsert_points(p, condition=condition)))  # type: ignore[misc]
 
@@ -199,6 +203,16 @@ def _told(name: str, call: Callable[[], _T]) -> _T:
         return call()
     except Exception as exc:  # the engine raises nothing narrower
         raise SinkError(f"{name}: the engine refused: {exc}") from exc
+
+
+def _check_room(folder: Path) -> None:
+    """:raises SinkError: the disk is nearly full."""
+    free = shutil.disk_usage(folder).free
+    if free < ROOM_BYTES:
+        raise SinkError(
+            f"{folder}: the disk is nearly full: {free >> 20} MiB are free, the engine needs {ROOM_BYTES >> 20}",
+            hint="free some space, then run the same command again: it goes on where it stopped",
+        )
 
 
 def _put(folder: Path, metadata: Mapping[str, Any]) -> None:

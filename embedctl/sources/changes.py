@@ -7,6 +7,7 @@ run killed half-way goes on although the files have changed meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -157,6 +158,8 @@ def clear(storage: LocalStorage, generation: int) -> None:
     storage.delete(f"{folder_of(generation)}/{_MANIFEST}")
     for entry in storage.list(folder_of(generation)):
         storage.delete(entry.name)
+    with contextlib.suppress(OSError):  # it was not there, or is not empty
+        (storage.root / folder_of(generation)).rmdir()
 
 
 def slices_of(storage: LocalStorage, changes: Changes) -> tuple[Slice, ...]:

@@ -72,3 +72,17 @@ def test_a_rebuilt_state_takes_rows_that_changed(cli, place, store):
     done = cli(*job)
     assert done["rows"]["unchanged"] == done["rows"]["read"] - 3, "content hashes came back too"
     assert cli("verify", store)["ok"]
+
+
+def test_an_alias_in_a_schema_comes_back_from_the_table_it_serves(cli, corpus, postgres):
+    postgres.sql("CREATE SCHEMA IF NOT EXISTS apart")
+    served = postgres.uri("apart.docs")
+    job = ("embed", corpus, *FAKE, "--to", served, "--swap-alias", "docs")
+    assert "try: --swap-alias docs" in cli(*job[:-1], "apart.docs", code=2)
+    first = cli(*job)
+    assert postgres.sql("SELECT count(*) FROM apart.docs") == [(first["units"],)]
+    shutil.rmtree("state")
+    assert f"state rebuild {served.replace('postgres@', '')}__" in cli("status", served, code=2)
+    assert cli("state", "rebuild", served)["finished"]
+    again = cli(*job)
+    assert (again["status"], again["collection"]) == ("already done", first["collection"])

@@ -144,6 +144,9 @@ class _Handler(BaseHTTPRequestHandler):
         index.refresh()
         return {"_shards": {"total": 1, "successful": 1, "failed": 0}}
 
+    def _post_flush(self, _name: str, _index: Index) -> Any:
+        return {"_shards": {"total": 1, "successful": 1, "failed": 0}}
+
     def _post_count(self, name: str, index: Index) -> Any:
         return {"count": len(index.matching(self._json({"query"})["query"])), "_shards": {"failed": 0}}
 

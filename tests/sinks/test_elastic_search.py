@@ -124,4 +124,5 @@ def test_ids_of_every_kind(sink: KeyedSink) -> None:
     keys = {ids[2], ids[3], str(stores.point_id("")), str(stores.point_id(ids[1]))}
     assert sink._engine.present([*keys, ids[1]]) == keys
     assert [row["id"] for row in rows_of(sink)] == ids
+    sink._engine._durable = False  # as for an index that no plan was checked against
     assert sink.delete(ids) == 4

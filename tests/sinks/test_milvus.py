@@ -198,6 +198,11 @@ def test_outputs_that_do_not_fit_are_refused_by_name(sink: KeyedSink, spec: Outp
         sink.prepare(hand_plan(outputs=[spec]))
 
 
+def test_quantization_is_refused_not_ignored(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--quantization: embedctl makes no quantized index in Milvus"):
+        opened(tmp_path, JobSpec(quantization="scalar")).prepare(plan())
+
+
 def test_another_shape_another_job_and_a_lost_state_are_refused(tmp_path: Path) -> None:
     first = opened(tmp_path)
     first.prepare(plan())

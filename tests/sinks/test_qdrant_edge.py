@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from embedctl.errors import SinkError
+from embedctl.sinks import qdrant_edge
 from embedctl.sinks.stores import point_id
 from embedctl.testing.resume import run, run_and_kill
 
@@ -225,3 +227,18 @@ def test_a_store_in_use_is_locked(corpus: Path, tmp_path: Path) -> None:
     locked = run(embed(corpus, store))
     shard.close()
     assert (locked.returncode, "another process has it open" in locked.stderr) == (7, True)
+
+
+def test_a_disk_without_room_stops_the_run_before_the_engine_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.sinks.qdrant_kit import place, plan, window
+
+    with place("edge", tmp_path) as there:
+        sink = there.sink()
+        sink.prepare(plan())
+        monkeypatch.setattr(qdrant_edge, "ROOM_BYTES", 1 << 62)
+        with pytest.raises(SinkError, match=r"the disk is nearly full: \d+ MiB are free"):
+            sink.write(window(0, ["a", "b"]))
+        monkeypatch.undo()
+        assert sink.write(window(0, ["a", "b"])).units == 2
