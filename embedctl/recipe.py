@@ -12,7 +12,8 @@ from embedctl.plan import Pass
 from embedctl.spec import JobSpec
 
 _DECIDED = (
-    "text_column", "model", "revision", "engine", "prompt", "prompt_name", "max_length", "dim", "dtype", "output", "vector_type",
+    "text_column", "model", "revision", "engine", "prompt", "prompt_name", "max_length", "dim", "dtype", "output",
+    "vector_type",
 )  # fmt: skip
 """Fields of the recipe that count as what they became, in the passes."""
 

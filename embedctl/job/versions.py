@@ -71,7 +71,7 @@ def _units_in(part: Path) -> int:
     except (pa.ArrowInvalid, OSError) as exc:
         raise BooksError(
             f"{part}: not a readable part ({exc})",
-            hint="bring it back from a copy, or remove it here and among the parts; the next sync embeds its rows again",
+            hint="bring it back from a copy, or remove it here and among the parts; a sync embeds its rows again",
         ) from exc
 
 

@@ -19,10 +19,10 @@ from embedctl.tokens.pack import make_batches
 class SmallDevice:
     """Holds 300 tokens; a sequence's vector is its sum of ids and its length."""
 
-    dim = 2
     padded = False
 
     def __init__(self) -> None:
+        self.dims = {"dense": 2}
         self.refused = 0
 
     def encode(self, batch):
@@ -30,7 +30,7 @@ class SmallDevice:
             self.refused += 1
             raise OutOfDeviceMemory("too many")
         sums = np.add.reduceat(batch.input_ids_T.astype(np.float64), batch.cu_seqlens[:-1])
-        return np.stack([sums, np.diff(batch.cu_seqlens)], axis=1).astype(np.float32)
+        return {"dense": np.stack([sums, np.diff(batch.cu_seqlens)], axis=1).astype(np.float32)}
 
 
 def test_a_batch_that_does_not_fit_is_halved_until_it_does():

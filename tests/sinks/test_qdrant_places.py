@@ -254,7 +254,7 @@ def test_rows_of_a_collection_of_others_go_by_point_id(there: Place) -> None:
     ("uri", "shown"),
     [
         ("qdrant://h/c", "qdrant://h:6334/c"),
-        ("qdrant+http://u:p@h:1/some/where/c%20d", "qdrant+http://h:1/some/where/c%20d"),
+        ("qdrant+http://h:1/some/where/c%20d", "qdrant+http://h:1/some/where/c%20d"),
         ("qdrant+https://x.cloud.qdrant.io/c", "qdrant+https://x.cloud.qdrant.io:6333/c"),
         ("qdrant://[::1]:7/c", "qdrant://[::1]:7/c"),
     ],
@@ -262,6 +262,13 @@ def test_rows_of_a_collection_of_others_go_by_point_id(there: Place) -> None:
 def test_addresses(uri: str, shown: str) -> None:
     assert parse(uri).name == shown
     assert parse(with_collection(uri, "a b")).collection == "a b"
+
+
+def test_a_key_in_the_address_is_refused_and_not_repeated() -> None:
+    with pytest.raises(UsageError, match="would be seen by others") as caught:
+        parse("qdrant+http://u:hidden@h:1/c")
+    assert "hidden" not in str(caught.value)
+    assert caught.value.hint == "set QDRANT_API_KEY"
 
 
 def test_tls_where_it_is_asked_for_or_sure() -> None:
