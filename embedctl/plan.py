@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -230,7 +231,7 @@ def contradictions(plan: Plan, spec: JobSpec) -> list[str]:
     found = []
     for name, asked in spec.of_kind("rows", "recipe", "tuning").items():
         planned = plan.spec.get(name, default[name])  # an older embedctl did not know every field
-        if name == "model" and _models(asked) == _models(planned):
+        if name == "model" and (list(asked) or [DEFAULT_MODEL]) == (list(planned) or [DEFAULT_MODEL]):
             continue
         if name in _FREE or asked == planned or (asked == default[name] and _is_tuning(name)):
             continue
@@ -261,11 +262,6 @@ def check(plan: Plan, spec: JobSpec, destination: str) -> None:
         )
 
 
-def _models(asked: Any) -> list[Any]:
-    """No `--model` at all is the default one."""
-    return list(asked) or [DEFAULT_MODEL]
-
-
 def _from_format_1(obj: Mapping[str, Any]) -> dict[str, Any]:
     """A plan of one model, as embedctl before 0.2 wrote it."""
     model, spec, ranges = obj["model"], obj["spec"], obj["int8_ranges"]
@@ -287,13 +283,9 @@ def _is_tuning(name: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-    return (
-        "nothing"
-        if value in (None, [], False)
-        else ",".join(map(str, value))
-        if isinstance(value, list)
-        else repr(value)
-    )
+    if value in (None, [], False):
+        return "nothing"
+    return ",".join(map(str, value)) if isinstance(value, list) else repr(value)
 
 
 def _name(generation: int) -> str:
@@ -301,8 +293,5 @@ def _name(generation: int) -> str:
 
 
 def _generation(name: str) -> int | None:
-    stem = name.rpartition("/")[2]
-    if not (stem.startswith("plan-") and stem.endswith(".json")):
-        return None
-    number = stem[len("plan-") : -len(".json")]
-    return int(number) if number.isdigit() else None
+    found = re.search(r"(?:^|/)plan-(\d+)\.json$", name)
+    return int(found[1]) if found else None
