@@ -53,7 +53,8 @@ def books(plan: Plan, storage: LocalStorage, sink: Sink) -> Check:
     except BooksError as exc:
         return Check(name="books", ok=False, detail=str(exc))
     told = " + ".join(f"{v} {k}" for k, v in rows.to_json().items() if k != "read" and v) or "0 written"
-    return Check(name="books", ok=rows.balanced(), detail=f"{rows.read} read = {told}")
+    sound = rows.balanced() and min(rows.to_json().values()) >= 0
+    return Check(name="books", ok=sound, detail=f"{rows.read} read = {told}")
 
 
 def ids(plan: Plan, storage: LocalStorage, sink: Sink, records: Sequence[WindowRecord]) -> Check:
