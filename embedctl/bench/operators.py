@@ -19,6 +19,8 @@ from torch.nn import functional
 
 from embedctl.encoders.attention import groups_of
 from embedctl.encoders.fused_bert import MODEL_TYPES
+from embedctl.encoders.native import TILE_ROWS
+from embedctl.encoders.products import room_for
 from embedctl.heads.pooling import pool
 
 Make = Callable[[], Callable[[], object]]
@@ -110,6 +112,8 @@ def of(config: Any, shape: Shape | None, lengths: np.ndarray, dtype: torch.dtype
     yield Operator(name="pooling", times=1, variants={"torch": (_pooling(wide, lengths, dtype, device), 1.0)})
     if device == "cpu":
         fused = _sized("onednn", _pointwise(wide, inner, dtype, "gelu"), tokens, device)
+        if _tiled(wide, inner, dtype, device):
+            fused |= _sized("native", _native_product(wide, inner, with_gelu=True), tokens, device)
         yield Operator(name=FUSED_UP, times=shape.layers, variants=fused)
 
 
@@ -146,6 +150,8 @@ def _product(name: str, times: int, tokens: int, columns: int, rows: int, dtype:
     builds: dict[str, Build] = {"torch": plain, "torch into a buffer": in_place, "torch with bias": with_bias}
     if device == "cpu":
         builds["onednn prepacked"] = _pointwise(columns, rows, dtype, "none")
+    if _tiled(columns, rows, dtype, device):
+        builds["native"] = _native_product(columns, rows, with_gelu=False)
     variants: dict[str, tuple[Make, float]] = {}
     for variant, build in builds.items():
         variants |= _sized(variant, build, tokens, device)
@@ -159,6 +165,23 @@ def _pointwise(columns: int, rows: int, dtype: torch.dtype, after: str) -> Build
         packed = torch.ops.mkldnn._reorder_linear_weight(w, tokens)
         scalar = "none" if after == "gelu" else ""
         return lambda: torch.ops.mkldnn._linear_pointwise(x, packed, bias, after, [], scalar)
+
+    return build
+
+
+def _tiled(columns: int, rows: int, dtype: torch.dtype, device: str) -> bool:
+    kernels = _kernels(device)
+    whole = columns % TILE_ROWS == 0 and rows % TILE_ROWS == 0
+    return bool(kernels and kernels.has_tiles and dtype == torch.bfloat16 and whole)
+
+
+def _native_product(columns: int, rows: int, *, with_gelu: bool) -> Build:
+    def build(tokens: int) -> Callable[[], object]:
+        kernels = _kernels("cpu")
+        x = torch.randn(room_for(tokens), columns).to(torch.bfloat16)[:tokens]
+        packed = kernels.pack_weights((torch.randn(rows, columns) / columns**0.5).to(torch.bfloat16))
+        bias, out = torch.randn(rows), torch.empty(tokens, rows, dtype=torch.bfloat16)
+        return lambda: kernels.product(x, packed, bias, out, with_gelu=with_gelu)
 
     return build
 
@@ -230,9 +253,9 @@ def _attentions(shape: Shape, lengths: np.ndarray, dtype: torch.dtype, device: s
         return make
 
     def native() -> Callable[[], object]:
-        qkv, bias = torch.randn(tokens, 3 * shape.hidden, dtype=dtype), torch.randn(shape.hidden)
+        qkv = torch.randn(tokens, 3 * shape.hidden, dtype=dtype)
         places, out = torch.from_numpy(cu_seqlens), torch.empty(tokens, shape.hidden, dtype=dtype)
-        return lambda: kernels.attend(qkv, bias, places, heads, int(lengths.max()), out)
+        return lambda: kernels.attend(qkv, places, heads, int(lengths.max()), out)
 
     def varlen() -> Callable[[], object]:
         from torch.nn.attention.varlen import varlen_attn

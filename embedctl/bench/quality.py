@@ -19,7 +19,6 @@ import numpy as np
 from embedctl.bench import references
 from embedctl.bench.perlfaq import BenchFailed, Questions, output_of
 from embedctl.models.load import find_model
-from embedctl.outputs import SINGLE
 from embedctl.query.evaluate import DEPTH, MEASURES, measure
 
 VERSION = 1
@@ -113,7 +112,7 @@ def evaluate(
             place = exc
         for way in job.asked:
             try:
-                own: dict[str, float] | BenchFailed = _measures(place, job, way, questions)
+                own: dict[str, float] | BenchFailed = _measures(place, way, questions)
             except BenchFailed as exc:
                 own = exc
             rows.append(row(job, way, own, reference.measures(job, way)))
@@ -151,10 +150,10 @@ def row(job: Job, way: str, own: Mapping[str, float] | BenchFailed, reference: M
     return {**told, "embedctl": dict(own), "difference": difference, "held": held}
 
 
-def _measures(place: Sequence[str] | BenchFailed, job: Job, way: str, questions: Questions) -> dict[str, float]:
+def _measures(place: Sequence[str] | BenchFailed, way: str, questions: Questions) -> dict[str, float]:
     if isinstance(place, BenchFailed):
         raise place
-    how = ["--hybrid"] if way == HYBRID else ["--using", way if len(job.models) > 1 else SINGLE]
+    how = ["--hybrid"] if way == HYBRID else ["--using", way]
     files = ["--queries", str(questions.queries), "--qrels", str(questions.qrels)]
     found: dict[str, float] = command("eval", *place, *how, *files)["measures"]
     return found

@@ -1,8 +1,8 @@
 """BERT-shaped models on a CPU, as fast as its matrix products: what lies between them is fused, nothing is padded.
 
-Enters: packed batches. Leaves: outputs, like its plain twin `torch_varlen`, whose numbers it keeps. One
-query-key-value product a layer; biases, GELU, residual sums and LayerNorm in our own kernels; attention over AMX tiles
-where the processor has them. One thread a batch, several batches at once: the number of threads changes no result.
+Enters: packed batches. Leaves: outputs, like its plain twin `torch_varlen`, whose numbers it keeps. One query-key-value
+product a layer; residual sums and LayerNorm in our own kernels; where the processor has AMX tiles, products with their
+biases and GELU, and attention, too. One thread a batch, several batches at once: their number changes no result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from embedctl.encoders.attention import Packed, groups_of
-from embedctl.encoders.native import Kernels
+from embedctl.encoders.native import TILE_ROWS, Kernels
+from embedctl.encoders.products import Products, TiledProducts, TorchProducts, room_for
 from embedctl.encoders.staging import as_ids
 from embedctl.encoders.tail import Heads
 from embedctl.encoders.torch_encoder import Loader, TorchEncoder
@@ -57,11 +58,9 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """Weights in the compute dtype, transposed for `mm`: qkv (E, 3E), out (E, E), up (E, F), down (F, E). Biases
-    float32, but qkv_bias, which only the plain attention adds."""
+    """Weights as `Products` laid them out: qkv (3E, E), out (E, E), up (F, E), down (E, F). Biases float32."""
 
     qkv: Tensor
-    query_bias: Tensor
     qkv_bias: Tensor
     out: Tensor
     out_norm: Norm
@@ -82,56 +81,60 @@ class FusedBert(nn.Module):
         self.heads: int = config.num_attention_heads
         dtype = next(model.parameters()).dtype
         head_width = config.hidden_size // self.heads
-        self.tiles: bool = kernels.has_tiles and dtype == torch.bfloat16 and head_width % 32 == 0
+        whole = head_width % TILE_ROWS == 0 and config.intermediate_size % TILE_ROWS == 0
+        self.tiles: bool = kernels.has_tiles and dtype == torch.bfloat16 and whole
+        self.products: Products = TiledProducts(kernels) if self.tiles else TorchProducts(kernels)
         parts: Any = model.embeddings
         self.words, self.places = parts.word_embeddings.weight, parts.position_embeddings.weight
         self.types = parts.token_type_embeddings.weight.float()
         self.first_norm = _norm(parts.LayerNorm, self.types[0])
         self.type_steps = (self.types - self.types[0]).to(dtype)
         layers: Any = model.encoder
-        self.layers = [_layer(layer, tiles=self.tiles) for layer in layers.layer]
+        self.layers = [_layer(layer, self.products) for layer in layers.layer]
 
     def forward(self, batch: Batch) -> Tensor:
         """Last hidden states (T, E). All large buffers belong to the calling thread and are used again."""
         ids_T, places_T = as_ids(batch.input_ids_T, "cpu"), as_ids(positions_of(self.model, batch), "cpu")
         cu_seqlens = torch.from_numpy(batch.cu_seqlens.copy())
         packed = Packed(cu_seqlens=cu_seqlens, groups=groups_of(batch.cu_seqlens), max_seqlen=batch.max_seqlen)
-        words_TE, x_TE = functional.embedding(ids_T, self.words), functional.embedding(places_T, self.places)
+        num, width = len(ids_T), self.words.shape[1]
+        words_TE = self.areas("words", num, width, self.words.dtype)
+        x_TE = torch.empty(room_for(num), width, dtype=self.words.dtype)[:num]
+        torch.index_select(self.words, 0, ids_T, out=words_TE)
+        torch.index_select(self.places, 0, places_T, out=x_TE)
         if batch.token_type_ids_T is not None and len(self.type_steps) > 1:
             words_TE += functional.embedding(as_ids(batch.token_type_ids_T, "cpu"), self.type_steps)
         self._normed(words_TE, x_TE, self.first_norm)
-        qkv_TX = self.areas("qkv", len(x_TE), 3 * x_TE.shape[1], x_TE.dtype)
-        mixed_TE = self.areas("mixed", len(x_TE), x_TE.shape[1], x_TE.dtype)
-        blocks = [slice(i, i + BLOCK_TOKENS) for i in range(0, len(x_TE), BLOCK_TOKENS)]
+        qkv_TX = self.areas("qkv", num, 3 * width, x_TE.dtype)
+        mixed_TE = self.areas("mixed", num, width, x_TE.dtype)
+        blocks = [slice(i, i + BLOCK_TOKENS) for i in range(0, num, BLOCK_TOKENS)]
         for layer, following in zip(self.layers, [*self.layers[1:], None], strict=True):
             if layer is self.layers[0]:
-                torch.mm(x_TE, layer.qkv, out=qkv_TX)
-            self._attend(qkv_TX, layer, packed, mixed_TE)
+                self.products.biased(x_TE, layer.qkv, layer.qkv_bias, qkv_TX)
+            self._attend(qkv_TX, packed, mixed_TE)
             for block in blocks:  # a block's numbers stay in the cache from the attention to the next layer's product
                 self._feed_forward(layer, mixed_TE[block], x_TE[block])
                 if following is not None:
-                    torch.mm(x_TE[block], following.qkv, out=qkv_TX[block])
+                    self.products.biased(x_TE[block], following.qkv, following.qkv_bias, qkv_TX[block])
         return x_TE
 
     def _feed_forward(self, layer: Layer, mixed_TE: Tensor, x_TE: Tensor) -> None:
         """What follows the attention, into `x_TE`."""
         out_TE = self.areas("out", len(x_TE), x_TE.shape[1], x_TE.dtype)
-        up_TF = self.areas("up", len(x_TE), layer.up.shape[1], x_TE.dtype)
-        torch.mm(mixed_TE, layer.out, out=out_TE)
+        up_TF = self.areas("up", len(x_TE), len(layer.up_bias), x_TE.dtype)
+        self.products.plain(mixed_TE, layer.out, out_TE)
         self._normed(out_TE, x_TE, layer.out_norm)
-        torch.mm(x_TE, layer.up, out=up_TF)
-        self.kernels.bias_gelu(up_TF, layer.up_bias)
-        torch.mm(up_TF, layer.down, out=out_TE)
+        self.products.gelu(x_TE, layer.up, layer.up_bias, up_TF)
+        self.products.plain(up_TF, layer.down, out_TE)
         self._normed(out_TE, x_TE, layer.down_norm)
 
     def _normed(self, x_TE: Tensor, residual_TE: Tensor, norm: Norm) -> None:
         self.kernels.add_norm(x_TE, norm.bias, residual_TE, norm.gamma, norm.beta, norm.eps)
 
-    def _attend(self, qkv_TX: Tensor, layer: Layer, packed: Packed, out_TE: Tensor) -> None:
+    def _attend(self, qkv_TX: Tensor, packed: Packed, out_TE: Tensor) -> None:
         if self.tiles:
-            self.kernels.attend(qkv_TX, layer.query_bias, packed.cu_seqlens, self.heads, packed.max_seqlen, out_TE)
+            self.kernels.attend(qkv_TX, packed.cu_seqlens, self.heads, packed.max_seqlen, out_TE)
             return
-        qkv_TX += layer.qkv_bias
         width = out_TE.shape[1]
         for begin, num, length in packed.groups:
             rows = slice(begin, begin + num * length)
@@ -149,9 +152,9 @@ class Areas(threading.local):
 
     def __call__(self, name: str, rows: int, width: int, dtype: torch.dtype) -> Tensor:
         """An uninitialised matrix, the calling thread's until it asks for this name again."""
-        held = self._held.get(name)
-        if held is None or held.numel() < rows * width:
-            held = self._held[name] = torch.empty(rows * width, dtype=dtype)
+        held, room = self._held.get(name), room_for(rows) * width
+        if held is None or held.numel() < room:
+            held = self._held[name] = torch.empty(room, dtype=dtype)
         return held[: rows * width].view(rows, width)
 
 
@@ -164,21 +167,17 @@ def _norm(module: Any, bias: Tensor) -> Norm:
     )
 
 
-def _layer(layer: Any, *, tiles: bool) -> Layer:
+def _layer(layer: Any, products: Products) -> Layer:
     own, output = layer.attention.self, layer.attention.output
     parts = (own.query, own.key, own.value)
-    out_bias = output.dense.bias.float()
-    if tiles:  # the attention leaves out the value bias, which the next product carries through
-        out_bias = out_bias + output.dense.weight.float() @ own.value.bias.float()
     return Layer(
-        qkv=torch.cat([p.weight for p in parts]).t(),
-        query_bias=own.query.bias.float().contiguous(),
-        qkv_bias=torch.cat([p.bias for p in parts]),
-        out=output.dense.weight.t(),
-        out_norm=_norm(output.LayerNorm, out_bias),
-        up=layer.intermediate.dense.weight.t(),
+        qkv=products.lay_out(torch.cat([p.weight for p in parts])),
+        qkv_bias=torch.cat([p.bias for p in parts]).float(),
+        out=products.lay_out(output.dense.weight),
+        out_norm=_norm(output.LayerNorm, output.dense.bias),
+        up=products.lay_out(layer.intermediate.dense.weight),
         up_bias=layer.intermediate.dense.bias.float().contiguous(),
-        down=layer.output.dense.weight.t(),
+        down=products.lay_out(layer.output.dense.weight),
         down_norm=_norm(layer.output.LayerNorm, layer.output.dense.bias),
     )
 

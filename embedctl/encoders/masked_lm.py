@@ -63,7 +63,7 @@ class Vocabulary(nn.Module):
         kernels = native.load()[0] if self.weight.device.type == "cpu" else None
         fits = self.weight.dtype == torch.bfloat16 and self.weight.shape[1] % 32 == 0
         if kernels is not None and kernels.has_tiles and fits:
-            packed, run = kernels.pack_vocabulary(self.weight), kernels.vocabulary_max
+            packed, run = kernels.pack_weights(self.weight), kernels.vocabulary_max
             self._maxima = lambda x_TE, sequence_of_T, count: run(x_TE, sequence_of_T, count, packed)
 
     @property

@@ -30,8 +30,11 @@ FLAGS = (
 NARROWER = {"avx2": "-march=haswell", "default": "-march=x86-64-v2"}
 """What `ATEN_CPU_CAPABILITY` keeps torch to, our kernels keep to as well."""
 
-SOURCES = ("kernels.c", "vocabulary.c")
+SOURCES = ("kernels.c", "tiles.c", "attention.c", "product.c", "vocabulary.c")
 """Compiled as one, in this order."""
+
+TILE_ROWS = 32
+"""Rows, and columns, that a product takes at a time."""
 
 _COMPILE_TIMEOUT_S = 60.0
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -47,12 +50,13 @@ class Kernels:
             self._function(f"bias_gelu_{suffix}", [_P, _P, _I, _I])
             self._function(f"add_norm_{suffix}", [_P, _P, _P, _P, _P, _F, _I, _I, _P])
         self.has_tiles = bool(self._library.has_tiles())
-        """Whether `attend` and `vocabulary_max` can run: AMX tiles for bfloat16."""
+        """Whether `attend`, `product` and `vocabulary_max` can run: AMX tiles for bfloat16."""
         if self.has_tiles:
-            self._function("attend_bf16", [_P, _P, _P, _I, _I, _I, _F, _P, _P, _I])
+            self._function("attend_bf16", [_P, _P, _I, _I, _I, _P, _P, _I])
             self._library.attend_work_bytes.argtypes = [_I, _I]
             self._library.attend_work_bytes.restype = _I
-            self._function("pack_vocabulary_bf16", [_P, _P, _I, _I])
+            self._function("pack_weights_bf16", [_P, _P, _I, _I])
+            self._function("product_bf16", [_P, _P, _I, _I, _P, _I, _P, _I])
             self._function("vocabulary_max_bf16", [_P, _P, _P, _I, _P, _I, _I])
 
     def _function(self, name: str, arguments: list[type]) -> None:
@@ -77,28 +81,42 @@ class Kernels:
         )  # fmt: skip
         return residual_TE
 
-    def attend(
-        self, qkv_TX: Tensor, query_bias_E: Tensor, cu_seqlens: Tensor, heads: int, longest: int, out_TE: Tensor
-    ) -> None:
-        """Attention of each sequence with itself into `out_TE`: qkv bfloat16 (T, 3E) without biases, cu_seqlens int32.
+    def attend(self, qkv_TX: Tensor, cu_seqlens: Tensor, heads: int, longest: int, out_TE: Tensor) -> None:
+        """Attention of each sequence with itself into `out_TE`: qkv bfloat16 (T, 3E) with biases, cu_seqlens int32.
 
-        Leaves out the value bias, which moves the output by itself. E / heads is a multiple of 32.
-        """
+        E / heads is a multiple of 32."""
         head_width = out_TE.shape[1] // heads
         work = torch.empty(self._library.attend_work_bytes(longest, head_width), dtype=torch.uint8)
         self._library.attend_bf16(
-            qkv_TX.data_ptr(), query_bias_E.data_ptr(), cu_seqlens.data_ptr(), len(cu_seqlens) - 1, heads, head_width,
-            head_width**-0.5, out_TE.data_ptr(), work.data_ptr(), longest,
+            qkv_TX.data_ptr(), cu_seqlens.data_ptr(), len(cu_seqlens) - 1, heads, head_width, out_TE.data_ptr(),
+            work.data_ptr(), longest,
         )  # fmt: skip
 
-    def pack_vocabulary(self, weight_VE: Tensor) -> Tensor:
-        """A vocabulary's weights, bfloat16 (V, E), as `vocabulary_max` takes them: V filled up to a multiple of 32."""
-        rows, width = -(-len(weight_VE) // 32) * 32, weight_VE.shape[1]
+    def pack_weights(self, weight_NK: Tensor) -> Tensor:
+        """Weights, bfloat16 (N, K), as the products take them: N filled up to a multiple of 32. K is one."""
+        rows, width = -(-len(weight_NK) // TILE_ROWS) * TILE_ROWS, weight_NK.shape[1]
         filled = torch.zeros(rows, width, dtype=torch.bfloat16)
-        filled[: len(weight_VE)] = weight_VE
+        filled[: len(weight_NK)] = weight_NK
         packed = torch.empty_like(filled)
-        self._library.pack_vocabulary_bf16(packed.data_ptr(), filled.data_ptr(), rows, width)
+        self._library.pack_weights_bf16(packed.data_ptr(), filled.data_ptr(), rows, width)
         return packed
+
+    def product(
+        self, x_TK: Tensor, packed_NK: Tensor, bias_N: Tensor | None, out_TN: Tensor, *, with_gelu: bool = False
+    ) -> None:
+        """x weight^T + bias, or its GELU, into `out_TN`. x and out bfloat16, bias float32; GELU off by at most 1e-5 x.
+
+        :raises ValueError: x's memory ends before a multiple of 32 rows. Whole tiles are read, the surplus is dropped.
+        """
+        rows, width = x_TK.shape
+        ends = (x_TK.storage_offset() + -(-rows // TILE_ROWS) * TILE_ROWS * width) * x_TK.element_size()
+        if ends > x_TK.untyped_storage().nbytes():
+            raise ValueError(f"{rows} rows have no memory up to a multiple of {TILE_ROWS} rows")
+        bias = torch.zeros(len(packed_NK)) if bias_N is None else bias_N
+        self._library.product_bf16(
+            out_TN.data_ptr(), x_TK.data_ptr(), rows, width, packed_NK.data_ptr(), len(packed_NK), bias.data_ptr(),
+            with_gelu,
+        )  # fmt: skip
 
     def vocabulary_max(self, x_TE: Tensor, sequence_of_T: Tensor, count: int, packed_VE: Tensor) -> Tensor:
         """float32 (count, V filled up): the greatest product of each row of weights with the tokens of each sequence.

@@ -1,16 +1,11 @@
 /* The greatest score of each word of a vocabulary over the tokens of each sequence: SPLADE's product, fused with its max.
  *
- * Scores are made 32 tokens by 32 words at a time in AMX tiles, in float32, and are never written out. Compiled behind
- * kernels.c, whose tiles and packing it uses.
+ * Scores are made 32 tokens by 32 words at a time in AMX tiles, in float32, and are never written out. Weights are
+ * packed by `pack_weights_bf16`.
  */
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__)
 
-enum { BLOCK = 2 * TILE, STRETCH = 512 };
-
-/* Rows of weights (V, dims), V a multiple of 32, as right-hand tiles: V * dims numbers. */
-void pack_vocabulary_bf16(uint32_t *to, const bf16 *weights, int64_t rows, int64_t dims) {
-    pack_keys(to, weights, dims, rows, dims);
-}
+enum { STRETCH = 512 };
 
 /* 32 tokens from x (stride dims) against 32 words: scores (32, 32). */
 static inline void scores_of_block(float *scores, const bf16 *x, const uint32_t *words, int64_t dims) {
