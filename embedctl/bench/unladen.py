@@ -101,7 +101,7 @@ def _exchange(real: object, other: object) -> None:
 def _job(request: Mapping[str, Any]) -> Summary:
     with tempfile.TemporaryDirectory() as to:
         spec = JobSpec(
-            inputs=(request["rows"],), to=f"{to}/out", model=request["model"], max_length=request["max_length"],
+            inputs=(request["rows"],), to=f"{to}/out", model=(request["model"],), max_length=request["max_length"],
             dtype="float32", offline=True,
         )  # fmt: skip
         return embed(spec, Silent())
