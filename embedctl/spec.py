@@ -90,6 +90,7 @@ class JobSpec:
     sparse_top_k: int | None = _opt("recipe", None)
     sparse_threshold: float | None = _opt("recipe", None)
     pool_factor: float | None = _opt("recipe", None)
+    muvera: str | None = _opt("recipe", None)
     token_count: bool = _opt("rows", False)
     truncated: bool = _opt("rows", False)
 

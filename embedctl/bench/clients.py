@@ -1,9 +1,15 @@
-"""The bulk loads that the stores' own clients offer: the bar for the sinks. Each gives the seconds it took."""
+"""The bulk loads that the stores' own clients offer: the bar for the sinks. Each gives the seconds it took.
+
+They keep what they say as the sinks do: on the disk, or applied and answered, after each window; points are named by
+their ids, so that a load may be done again. They do without what resuming needs: marks, their indexes, conditions.
+"""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+import uuid
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,19 +24,32 @@ EDGE_BATCH = 1024
 
 
 def lancedb(uri: str, windows: Sequence[WindowOutput]) -> float:
-    """`table.add` of Arrow tables."""
+    """`table.add` of Arrow tables; each version's files flushed, which LanceDB leaves to the system."""
     import lancedb as client
 
     path = Path(uri.partition("://")[2])
-    tables = [
-        pa.table({"id": w.ids, **dict(zip(w.kept.column_names, w.kept.columns, strict=True)), SINGLE: _fixed(w)})
-        for w in windows
-    ]
-    table = client.connect(str(path.parent)).create_table(path.name, schema=tables[0].schema)
+    table = client.connect(str(path.parent)).create_table(path.name, schema=_table(windows[0]).schema)
+    seen: set[Path] = set()
     began = time.perf_counter()
-    for one in tables:
-        table.add(one)
+    for window in windows:
+        table.add(_table(window))
+        seen |= _flushed(path.parent, seen)
     return time.perf_counter() - began
+
+
+def _table(window: WindowOutput) -> pa.Table:
+    kept = dict(zip(window.kept.column_names, window.kept.columns, strict=True))
+    return pa.table({"id": window.ids, **kept, SINGLE: _fixed(window)})
+
+
+def _flushed(folder: Path, seen: Collection[Path]) -> set[Path]:
+    """Files new since `seen`, now on the disk, as are their folders."""
+    new = {path for path in folder.rglob("*") if path.is_file() and path not in seen}
+    for path in [*new, *{path.parent for path in new}]:
+        handle = os.open(path, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+    return new
 
 
 def _fixed(window: WindowOutput) -> Any:
@@ -116,14 +135,12 @@ def qdrant(uri: str, windows: Sequence[WindowOutput]) -> float:
     return seconds
 
 
-def _payloads(window: WindowOutput, begin: int, end: int) -> list[tuple[int, np.ndarray, dict[str, Any]]]:
-    """Whole-number ids, which cost a client least."""
-    first = window.record.key.window * len(window.ids)
+def _payloads(window: WindowOutput, begin: int, end: int) -> list[tuple[str, np.ndarray, dict[str, Any]]]:
+    """Points are named by uuid5 of their ids, as Qdrant's own migration does where ids are text."""
     vectors = window.outputs[SINGLE]
     assert isinstance(vectors, np.ndarray)
     kept = window.kept.slice(begin, end - begin).to_pylist()
-    ids = range(first + begin, first + begin + len(kept))
     return [
-        (i, v, {"id": name, **row})
-        for i, v, name, row in zip(ids, vectors[begin:end], window.ids[begin:end], kept, strict=True)
+        (str(uuid.uuid5(uuid.NAMESPACE_URL, name)), v, {"id": name, **row})
+        for v, name, row in zip(vectors[begin:end], window.ids[begin:end], kept, strict=True)
     ]

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ def _split(text: str) -> tuple[str, ...]:
 
 
 def run(bench: Bench) -> dict[str, Any]:
-    """Measure, write after every model, and return what bench.json holds."""
+    """Measure, write after every corpus, and return what bench.json holds."""
     bench.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {
         "version": report.VERSION, "quick": bench.quick, "rounds": bench.limits.rounds, "machine": machine.told(),
@@ -117,10 +117,15 @@ def run(bench: Bench) -> dict[str, Any]:
     }  # fmt: skip
     for name in bench.models:
         model = bench_model(name, bench.cache)
+        measured: dict[str, Any] = {}
+        found["models"][name] = {"max_length": model.max_length, "dim": model.dim, "corpora": measured}
         with tempfile.TemporaryDirectory() as scratch:
-            found["models"][name], wholes = _model(bench, model, Path(scratch))
-        found.setdefault("whole", wholes)
-        _write(bench, found)
+            for corpus, one in _model(bench, model, Path(scratch)):
+                if corpus is None:
+                    found["whole"] = one
+                else:
+                    measured[corpus] = one
+                _write(bench, found)
     return found
 
 
@@ -134,12 +139,12 @@ def _write(bench: Bench, found: dict[str, Any]) -> None:
     say(f"written: {bench.out}/bench.json, bench.md, bench.png")
 
 
-def _model(bench: Bench, model: BenchModel, scratch: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _model(bench: Bench, model: BenchModel, scratch: Path) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    """What each corpus gave, by its name; then, of the first model, what is measured of the whole job, by None."""
     from embedctl.bench.own import ceilings, token_counts
 
     count = token_counts(model)
     running = _start(bench, model)
-    measured: dict[str, Any] = {}
     try:
         for name in bench.corpora:
             scale = 0.03 if bench.quick else 1.0
@@ -150,14 +155,14 @@ def _model(bench: Bench, model: BenchModel, scratch: Path) -> tuple[dict[str, An
             results = rounds.measure(
                 running, bench.peers, corpus, reference, rows, limits=bench.limits, scratch=scratch, say=say
             )
-            measured[name] = _corpus(corpus, model, results)
-            measured[name]["roofline"] = ceilings(model, corpus, measured[name]["contenders"], quick=bench.quick)
-        wholes = _whole(bench, model, running.get(DEFAULT), count, scratch) if model.name == bench.models[0] else {}
+            told = _corpus(corpus, model, results)
+            yield name, {**told, "roofline": ceilings(model, corpus, told["contenders"], quick=bench.quick)}
+        if model.name == bench.models[0]:
+            yield None, _whole(bench, model, running.get(DEFAULT), count, scratch)
     finally:
         for contestant in running.values():
             if isinstance(contestant, Contestant):
                 contestant.close()
-    return {"max_length": model.max_length, "dim": model.dim, "corpora": measured}, wholes
 
 
 def _corpus(corpus: corpora.Corpus, model: BenchModel, results: Sequence[Result]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Enters: stores by URI, rows. Leaves: rows/s of both, best of some rounds taken in turn, and their ratio, as JSON and as
 a table. Vectors are made beforehand, so that only the store and what feeds it is measured; both sides write the same
-columns (id, text of 200 characters, a whole number, a word), without an index. The sinks also flush to the disk.
+columns (id, text of 200 characters, a whole number, a word), without an index on vectors, and wait as long for the
+disk or the server's answer, window by window. The sinks alone write the marks that resuming and syncing need.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ from embedctl.storage import LocalStorage
 DIM, WINDOW_ROWS = 384, 8192
 _KEPT: dict[str, pa.DataType] = {"text": pa.string(), "n": pa.int64(), "lang": pa.string()}
 
+NOTE = (
+    "Both are durable, or answered as applied, after each window of 8,192 rows. The sinks also write `_job`, `_pos` "
+    "and `_hash` with each row (Qdrant indexes the first two), a list of ids beside the ledger, and check every vector."
+)
+
 Raw = Callable[[str, Sequence[WindowOutput]], float]
 """Loads windows into the store of this URI by its own client; seconds it took."""
 
@@ -56,6 +62,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     for name, one in report["stores"].items():
         own, raw = one["sink_rows_per_s"], one["client_rows_per_s"]
         lines.append(f"| {name} | {own:,} | {raw:,} | {one['ratio']:.2f} |")
+    lines += ["", NOTE]
     return "\n".join(lines) + "\n"
 
 

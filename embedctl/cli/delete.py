@@ -45,8 +45,8 @@ def command(
 ) -> int:
     """Take rows out of a finished destination, all chunks of each.
 
-    The rows count as skipped from then on: running the job again does not bring them back. A delete that was killed is
-    finished by the next one.
+    The rows count as skipped from then on: running the job again does not bring them back. A sync does, while they are
+    in the corpus. A delete that was killed is finished by the next one.
     """
     from embedctl.job.delete import delete, read_ids
 

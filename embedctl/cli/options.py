@@ -53,6 +53,7 @@ OPTIONS: dict[str, Option] = {
     "sparse_top_k": _row(OUTPUT, "Keep only so many of the greatest numbers of a sparse vector.", "N"),
     "sparse_threshold": _row(OUTPUT, "Keep only numbers of sparse vectors greater than this.", "X"),
     "pool_factor": _row(OUTPUT, "Late interaction: merge like tokens, one vector left of so many.", "X"),
+    "muvera": _row(OUTPUT, "Late interaction as one dense vector: `default` or `k_sim=5,dim_proj=16,…`.", "SETTINGS"),
     "token_count": _row(OUTPUT, "Also write a column `token_count`."),
     "truncated": _row(OUTPUT, "Also write a column `truncated`."),
     "format": _row(ROWS, "Format of the inputs. Default: by file name."),

@@ -9,7 +9,7 @@ import typer
 from embedctl.cli.console import listening, show_checks
 from embedctl.cli.options import Json, Quiet
 from embedctl.cli.status import Destination, State
-from embedctl.errors import BooksError, UsageError
+from embedctl.errors import EXIT_OK, BooksError, LimitReached, UsageError
 
 EPILOG = """[bold]Examples[/bold]
 embedctl verify corpus.embeddings
@@ -31,7 +31,8 @@ def command(
 ) -> int:
     """Check counts, ids, norms, NaN and recipe, and embed a random sample again.
 
-    Exits with 11 when a check fails. What cannot be checked, as when the source is gone, is told as "not checked".
+    Exits with 11 when a check fails, with 9 when all is well so far and the job is not finished. What cannot be
+    checked, as when the source is gone, is told as "not checked".
     """
     if not sample.isdecimal():
         raise UsageError(f"--sample: {sample!r} is not a whole number", hint="--sample 64")
@@ -40,4 +41,6 @@ def command(
     with listening(quiet=quiet) as listener:
         report = verify(destination, sample=int(sample), state=state, listener=listener)
     show_checks(report, as_json=as_json)
-    return 0 if report["ok"] else BooksError.exit_code
+    if not report["ok"]:
+        return BooksError.exit_code
+    return EXIT_OK if report["finished"] else LimitReached.exit_code

@@ -167,7 +167,8 @@ def checks_lines(report: Mapping[str, Any]) -> list[str]:
     word = {True: "ok", False: "FAILED", None: "not checked"}
     width = max((len(check["name"]) for check in report["checks"]), default=0)
     lines = [f"{word[c['ok']]:<11}  {c['name']:<{width}}  {c['detail']}".rstrip() for c in report["checks"]]
-    return [*lines, "all checks passed" if report["ok"] else "verify failed"]
+    passed = "all checks passed" if report.get("finished", True) else "sound so far, and not finished"
+    return [*lines, passed if report["ok"] else "verify failed"]
 
 
 def hit_columns(hits: Sequence[Mapping[str, Any]]) -> list[str]:

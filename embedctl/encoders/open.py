@@ -75,21 +75,16 @@ def open_encoder(
         return FakeEncoder(folder.name, dim=dim or folder.width(pooling))
     if pooling is not None and folder.pooling is None:
         raise UsageError(f"--pooling: {folder.name} has no pooling to choose", hint="leave out --pooling")
-    pruning = Pruning(top_k=sparse_top_k, threshold=sparse_threshold or 0.0)
     if folder.media is not None:
         from embedctl.encoders.media import open_media
 
         return open_media(folder, dtype=dtype, device=device, threads=threads, dim=dim)
-    if folder.kind == "static":
-        return _open_static(folder, dim, pruning)
     wanted = Wanted(
-        pooling=pooling,
-        dim=dim,
-        num_prompt_tokens=num_prompt_tokens,
-        pruning=pruning,
-        pool_factor=pool_factor,
-        compile=compile,
-    )
+        pooling=pooling, dim=dim, num_prompt_tokens=num_prompt_tokens, pool_factor=pool_factor, compile=compile,
+        pruning=Pruning(top_k=sparse_top_k, threshold=sparse_threshold or 0.0),
+    )  # fmt: skip
+    if folder.kind == "static":
+        return _open_static(folder, dim, wanted.pruning)
     if folder.onnx is not None:
         from embedctl.encoders.onnx import open_onnx
 
@@ -97,9 +92,7 @@ def open_encoder(
         return open_onnx(folder, heads, threads=threads, expand=_expand(folder))
     kernel = choose_attention(device, dtype, attention)
     heads, loader = open_heads(folder, outputs, wanted, device=device)
-    return open_body(
-        folder, loader, heads, dtype=dtype, device=device, threads=threads, kernel=kernel, compile=compile
-    )  # fmt: skip
+    return open_body(folder, loader, heads, dtype=dtype, device=device, threads=threads, kernel=kernel, compile=compile)
 
 
 def _open_static(folder: ModelFolder, dim: int | None, pruning: Pruning) -> Encoder:

@@ -218,6 +218,11 @@ def _keep_letters(record: WindowRecord, changed: WindowRecord, plan: Plan, stora
     dead.put(storage, record.key, [dead_from_json(x, by_uri[x["file"]]) for x in letters], plan.files, changed.revision)
 
 
+def is_begun(storage: LocalStorage, plan: Plan) -> bool:
+    """Whether the ids of this generation's delete are still to be taken out."""
+    return storage.read(_name(plan.generation)) is not None
+
+
 def _name(generation: int) -> str:
     return f"{FOLDER}/g{generation:04d}.json.zst"
 

@@ -21,7 +21,8 @@ from embedctl import registry
 from embedctl.errors import UsageError
 from embedctl.plan import Plan
 from embedctl.sinks.base import Remembering, Sink
-from embedctl.sinks.parquet import ParquetSink
+from embedctl.sinks.parquet import ParquetSink, job_in
+from embedctl.sinks.parts import window_in
 from embedctl.sources.files import STDIN
 from embedctl.spec import JobSpec
 from embedctl.storage import STATE, LocalStorage
@@ -46,12 +47,17 @@ def open_destination(spec: JobSpec) -> Destination:
     path = Path(target)
     if path.exists() and not path.is_dir():
         raise UsageError(f"--to: {path} is a file, not a folder", hint="choose another destination with --to")
-    if path.is_dir() and not (path / STATE).is_dir() and any(path.iterdir()):
+    if path.is_dir() and not (path / STATE).is_dir() and any(path.iterdir()) and not _holds_parts(path):
         raise UsageError(
             f"--to: {path} is not empty and was not made by embedctl", hint="choose a new folder with --to"
         )
     storage = LocalStorage(path)
     return Destination(uri=storage.uri, storage=storage, sink=ParquetSink(storage))
+
+
+def _holds_parts(path: Path) -> bool:
+    """Whether a folder without state holds what is left of a job."""
+    return any(window_in(p.name) is not None and job_in(p) is not None for p in path.glob("*.parquet"))
 
 
 def open_existing(spec: JobSpec) -> tuple[Plan, Destination]:

@@ -155,6 +155,7 @@ def finalise(plan: Plan, storage: LocalStorage, ledger: Ledger, sink: Sink) -> R
     """
     if plan.is_sync:
         sync_drop.drop_replaced(plan, storage, ledger, sink)
+        _check_held(plan, storage, ledger.contents)
     else:
         settle_duplicates(plan, storage, ledger, sink)
     check_books(plan, ledger.contents, sink)
@@ -244,6 +245,18 @@ def check_books(plan: Plan, contents: Contents, sink: Sink) -> None:
     if expected != found:
         raise BooksError(
             f"the books say {expected} vectors, the destination holds {found}", hint="embedctl verify names the parts"
+        )
+
+
+def _check_held(plan: Plan, storage: LocalStorage, contents: Contents) -> None:
+    """After a sync the windows hold the rows that its books say: none of an older window's went unseen."""
+    if sync_drop.only_moves(plan, storage):
+        return
+    rows, held = totals(contents), sum(b.written for r in contents.windows.values() for b in r.books)
+    if held != rows.written + rows.unchanged:
+        raise BooksError(
+            f"{storage.uri}: the books say {rows.written + rows.unchanged} rows, the windows of the ledger hold {held}",
+            hint=f"embedctl state rebuild {storage.uri}, then the same command again",
         )
 
 

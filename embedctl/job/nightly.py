@@ -13,10 +13,10 @@ from typing import Any
 
 from embedctl import failpoints
 from embedctl import plan as plans
-from embedctl.errors import EXIT_NEW_DEAD, EXIT_OK, GuardRefused, PlanMismatch, UsageError
+from embedctl.errors import EXIT_NEW_DEAD, EXIT_OK, BooksError, GuardRefused, PlanMismatch, UsageError
 from embedctl.events import Listener, Rows, Summary
+from embedctl.job import adopt, passes, sync_drop
 from embedctl.job import finalise as ending
-from embedctl.job import passes, sync_drop
 from embedctl.job.destination import Destination
 from embedctl.job.execution import Execution
 from embedctl.job.summary import summary_of
@@ -29,11 +29,14 @@ from embedctl.ledger.segments import RETIRED, Contents, Ledger
 from embedctl.plan import Plan
 from embedctl.records import SourceFile
 from embedctl.sinks import versions
+from embedctl.sinks.parquet import ParquetSink
 from embedctl.sources import changes
 from embedctl.sources.files import is_untouched, snapshot
 from embedctl.spec import JobSpec
 from embedctl.stages.flow import Halt, Meter
 
+SMALL_PARTS = 100
+"""So many are no reason to advise a compaction."""
 REUSED = ("added", "changed", "payload", "deleted")
 
 
@@ -72,6 +75,7 @@ class Nightly:
             return Migration(nightly=self).run(last, files)
         self._check_settings(last)
         sink.prepare(last)
+        self._restore(last)
         contents = Ledger(storage).contents
         earlier: Summary | None = None
         if last.is_sync and not ending.is_finalised(last, contents):
@@ -79,8 +83,9 @@ class Nightly:
         lost = self._mend(last)
         contents = Ledger(storage).contents
         done = ending.is_finalised(last, contents)
-        # Rows that were deleted by id are in the corpus still, if the corpus is to say what there is.
-        lost = lost or last.targets == ()
+        # Rows that were deleted by id are in the corpus still, if the corpus is to say what there is; and a file of
+        # which an unfinished run has embedded the beginning looks as if that were all of it.
+        lost = lost or not done or last.targets == () or adopt.is_rebuilt(last, contents)
         if done and not lost and _is_untouched(last, files):
             return earlier or self._nothing(last)
         look = Looker(
@@ -136,6 +141,16 @@ class Nightly:
                 raise PlanMismatch(
                     f"{one.asked}: its weights or tokenizer are not the ones {self.found.uri} was made with", hint=hint
                 )
+
+    def _restore(self, last: Plan) -> None:
+        """:raises BooksError: the ledger is gone, and this must not, or cannot, make it again."""
+        storage = self.found.storage
+        if not adopt.is_damaged(storage, last, Ledger(storage).contents):
+            return
+        if self.dry_run or not isinstance(self.found.sink, ParquetSink):
+            raise BooksError(f"{self.found.uri}: its ledger is gone", hint=f"embedctl state rebuild {self.found.uri}")
+        windows = adopt.restore(storage, last)
+        self.listener.note(f"its ledger was gone: {windows} windows stand in the parts; the whole corpus is read")
 
     def _finish_earlier(self, last: Plan, contents: Contents) -> Summary | None:
         """Complete a sync that was stopped after its list of changes was whole, whatever the corpus is now."""
@@ -222,8 +237,16 @@ class Nightly:
             versions.prune(storage, self.spec.keep_versions)
         if ending.is_finalised(plan, contents):
             sync_drop.clear(plan, storage, ending.first_generation(contents))
+            self._advise(plan, contents)
         code = EXIT_NEW_DEAD if new and self.spec.max_dead is None else EXIT_OK
         return replace(summary, exit_code=code, details={**summary.details, "changes": base["counts"]})
+
+    def _advise(self, plan: Plan, contents: Contents) -> None:
+        """Nights leave small parts behind, and readers open every one."""
+        rows = [sum(b.written for b in r.books) for r in ending.live_records(contents) if r.part]
+        small = sum(count <= plan.spec["window_rows"] // 2 for count in rows)
+        if small > max(SMALL_PARTS, len(rows) // 2):
+            self.listener.note(f"{small} of {len(rows)} parts are small: embedctl compact {self.found.uri}")
 
     def _check(self) -> None:
         self.halt.check()

@@ -14,6 +14,7 @@ from embedctl.job import media, scoring, wiring
 from embedctl.job.limits import available_cpus
 from embedctl.models.folder import ModelFolder
 from embedctl.models.load import find_model
+from embedctl.models.muvera import muvera_of
 from embedctl.outputs import SINGLE, OutputSpec
 from embedctl.plan import Pass
 from embedctl.sources.schema import RESERVED_NAMES
@@ -38,6 +39,10 @@ def open_models(spec: JobSpec) -> tuple[ModelFolder, ...]:
         )
         for _, asked in spec.models
     ]
+    if spec.muvera is not None:
+        late = [f.late is not None and "dense" not in f.gives for f in folders]
+        one = muvera_of(spec.muvera)
+        folders = [f.in_one(one) if mine or not any(late) else f for f, mine in zip(folders, late, strict=True)]
     return media.as_read(folders, spec)
 
 
@@ -99,7 +104,7 @@ def _outputs(spec: JobSpec, name: str | None, folder: ModelFolder) -> tuple[Outp
             kind=kind,
             dim=folder.numbers(kind, spec),
             vector_type={"dense": spec.vector_type, "multivector": "float16"}.get(kind, "float32"),
-            similarity="dot" if kind == "sparse" else folder.similarity,
+            similarity="dot" if kind == "sparse" or (kind == "dense" and folder.muvera) else folder.similarity,
             modifier=folder.modifier if kind == "sparse" else None,
         )
         for kind in folder.kinds
@@ -126,7 +131,7 @@ def _check_outputs(spec: JobSpec, passes: Sequence[Pass]) -> None:
         )
     if (spec.sparse_top_k or spec.sparse_threshold) and "sparse" not in kinds:
         raise UsageError("--sparse-top-k and --sparse-threshold: no output is sparse", hint="--output sparse")
-    if spec.pool_factor and "multivector" not in kinds:
+    if spec.pool_factor and "multivector" not in kinds and spec.muvera is None:
         raise UsageError("--pool-factor: no output is a vector a token", hint="--output multivector")
     if spec.vector_type != "float32" and "dense" not in kinds:
         raise UsageError(f"--vector-type: it is for dense vectors, and there are only {', '.join(kinds)}")
@@ -177,6 +182,6 @@ def _card(folder: ModelFolder, resolved: Mapping[str, Any]) -> dict[str, Any]:
         "prompt": resolved["prompt"],
         "prompts": dict(folder.prompts),
         "similarity": folder.similarity,
-        "normalised": folder.normalize,
+        "normalised": folder.normalize and folder.muvera is None,
         **({} if folder.scorer is None else scoring.card_of(folder, resolved)),
     }

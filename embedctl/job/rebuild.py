@@ -23,15 +23,16 @@ import pyarrow.parquet as pq
 from embedctl import plan as plans
 from embedctl.errors import SinkError, UsageError
 from embedctl.events import Listener
+from embedctl.job import adopt, manifest
 from embedctl.job import finalise as ending
-from embedctl.job import manifest
 from embedctl.job.destination import Destination, open_source
 from embedctl.ledger import hashes, locks
 from embedctl.ledger.segments import Ledger
+from embedctl.plan import Plan
 from embedctl.records import WindowKey, WindowRecord
 from embedctl.sinks import stores
 from embedctl.sinks.base import Remembering
-from embedctl.sinks.parquet import ParquetSink, job_in
+from embedctl.sinks.parquet import ParquetSink
 from embedctl.spec import JobSpec
 from embedctl.storage import STATE, LocalStorage
 
@@ -57,7 +58,8 @@ def rebuild(destination: str, *, state: str | None = None, listener: Listener) -
 
 def _of_store(found: Destination, listener: Listener) -> dict[str, Any]:
     storage, sink = found.storage, found.sink
-    if (storage.root / STATE).is_dir() and plans.load(storage) is not None:
+    plan = plans.load(storage) if (storage.root / STATE).is_dir() else None
+    if plan is not None and not adopt.is_damaged(storage, plan, Ledger(storage).contents):
         raise UsageError(
             f"{found.uri}: its state is in {storage.root}",
             hint=f"embedctl status {found.uri}; to make it anew, move it",
@@ -179,25 +181,26 @@ def _window(table: pa.Table) -> WindowKey:
 
 def _of_folder(root: Path, listener: Listener) -> dict[str, Any]:
     """The ledger from the parts' footers; a plan that is gone too is made anew by the same command."""
-    names = sorted(p.name for p in root.glob("*.parquet"))
-    jobs = {job_in(root / name) for name in names}
-    if not names or None in jobs:
+    found = adopt.parts_of(root)
+    jobs = {part.job for part in found}
+    if not found:
         raise UsageError(f"{root}: no embeddings made by embedctl there", hint="embedctl embed corpus.parquet")
     if len(jobs) > 1:
         raise UsageError(f"{root}: its parts are of {len(jobs)} jobs", hint="give each job a folder of its own")
     storage = LocalStorage(root)
+    adopted = 0
     with locks.lease(storage, names=["plan", "finalise"], listener=listener):
         plan = plans.load(storage)
-        ledger = Ledger(storage)
-        adopted: list[WindowRecord] = []
-        if plan is not None:
-            sink = ParquetSink(storage)
-            sink.prepare(plan)
-            adopted = list(sink.reconcile(ending.live_records(ledger.contents)).adopted)
-            ledger.append(*adopted)
+        if plan is not None and plan.generation > 1 and not ending.is_finalised(plan, Ledger(storage).contents):
+            adopted = adopt.restore(storage, plan)
+            listener.note("the next sync reads the whole corpus, to know which file each row is from")
+        elif plan is not None:
+            adopted = _adopted(storage, plan)
     finished = plan is not None and ending.is_finalised(plan, Ledger(storage).contents)
     if plan is None:
-        listener.note("its plan is gone too: run the command that made it again; it takes over these parts")
+        synced = any(part.record.key.generation > 1 for part in found)
+        what = "embedctl sync with the settings that made it" if synced else "run the command that made it again; it"
+        listener.note(f"its plan is gone too: {what} takes over these parts")
     elif not finished:
         listener.note("run the command that made it again: it does what is missing, and finishes")
     return {
@@ -205,6 +208,14 @@ def _of_folder(root: Path, listener: Listener) -> dict[str, Any]:
         "state": str(root / STATE),
         "finished": finished,
         "windows": len(Ledger(storage).contents.windows),
-        "adopted": len(adopted),
-        "parts": len(names),
+        "adopted": adopted,
+        "parts": len(found),
     }
+
+
+def _adopted(storage: LocalStorage, plan: Plan) -> int:
+    ledger, sink = Ledger(storage), ParquetSink(storage)
+    sink.prepare(plan)
+    adopted = sink.reconcile(ending.live_records(ledger.contents)).adopted
+    ledger.append(*adopted)
+    return len(adopted)

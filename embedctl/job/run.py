@@ -27,6 +27,7 @@ from embedctl.models.folder import ModelFolder
 from embedctl.plan import Plan
 from embedctl.records import SourceFile
 from embedctl.sinks.base import Sink
+from embedctl.sinks.parquet import ParquetSink
 from embedctl.sources.files import discover, snapshot
 from embedctl.spec import JobSpec
 from embedctl.stages.flow import Halt, Meter
@@ -61,6 +62,7 @@ def _embed(spec: JobSpec, listener: Listener) -> Summary:
             plan, folders = _find_or_make(spec, files, destination, listener, halt)
             ledger = Ledger(storage)
             if _is_done(plan, destination.sink, ledger):
+                _tidy(plan, destination, listener)
                 return summary_of(plan, storage, ledger, Meter(), began, new_dead=0, status="already done")
             mine = [s for s in plan.slices if s.index % spec.num_shards == spec.shard_index]
             lease.append(
@@ -94,6 +96,21 @@ def _is_done(plan: Plan, sink: Sink, ledger: Ledger) -> bool:
         records = ledger.contents.of_generation(1)
         Replay(records).confirm(wiring.blocks_of(plan), plan.files[0], records[-1])
     return True
+
+
+def _tidy(plan: Plan, destination: Destination, listener: Listener) -> None:
+    """Remove parts that a run on another host, overtaken meanwhile, has put beside the finished ones."""
+    storage, sink = destination.storage, destination.sink
+    if not isinstance(sink, ParquetSink) or not sink.superseded(ending.live_records(Ledger(storage).contents)):
+        return
+    slices = [s.index for s in plan.slices]
+    with locks.lease(storage, names=["plan", "finalise"], slices=slices, listener=listener):
+        newest, contents = plans.load(storage), Ledger(storage).contents
+        if newest is None or newest.generation != plan.generation or not ending.is_finalised(plan, contents):
+            return
+        for name in sink.superseded(ending.live_records(contents)):
+            listener.note(f"{name} was superseded, and is removed")
+            storage.delete(name)
 
 
 def _find_or_make(

@@ -12,8 +12,8 @@ import time
 from embedctl import plan as plans
 from embedctl.errors import GuardRefused, Locked, PlanMismatch, UsageError
 from embedctl.events import Listener, Rows, Summary
+from embedctl.job import adopt, planning, run
 from embedctl.job import finalise as ending
-from embedctl.job import planning, run
 from embedctl.job.destination import default_destination, open_destination
 from embedctl.job.nightly import Nightly, check_ids, told
 from embedctl.job.signals import obeyed
@@ -21,6 +21,8 @@ from embedctl.job.summary import skipped_summary
 from embedctl.job.sync_state import state_of
 from embedctl.ledger import locks
 from embedctl.ledger.segments import Ledger
+from embedctl.plan import Plan
+from embedctl.sinks.parquet import ParquetSink
 from embedctl.sources.files import STDIN, discover, snapshot
 from embedctl.spec import JobSpec
 from embedctl.stages.flow import Halt
@@ -84,12 +86,34 @@ def _first(spec: JobSpec, listener: Listener, *, dry_run: bool) -> Summary:
         raise GuardRefused(
             f"the corpus holds {counted:,} rows, fewer than --min-rows {spec.min_rows}", hint="is the corpus whole?"
         )
+    if _taken_over(spec, plan, listener, dry_run=dry_run):
+        return _sync(spec, listener, dry_run)
     if not dry_run:
         summary = run.embed(spec, listener)
         _prepare_next(spec)
         return summary
     counts = {"added": sum(ending.planned_rows(plan).values()) or None, "changed": 0, "payload": 0, "deleted": 0}
     return told(spec.to or default_destination(spec.inputs), plan, Rows(), {"changes": counts, "examples": {}}, 0.0)
+
+
+def _taken_over(spec: JobSpec, draft: Plan, listener: Listener, *, dry_run: bool) -> bool:
+    """Whether parts whose state is gone were made a destination again."""
+    found = open_destination(spec)
+    try:
+        if not isinstance(found.sink, ParquetSink) or not adopt.parts_of(found.storage.root):
+            return False
+        if dry_run:
+            raise PlanMismatch(
+                f"{found.uri}: its state is gone, so there is no telling what a sync would do",
+                hint="the same command without --dry-run takes its parts over",
+            )
+        with locks.lease(found.storage, names=["plan"], listener=listener):
+            taken = plans.load(found.storage) is None and adopt.take_over(found.storage, draft)
+        if taken:
+            listener.note("its state was gone: its parts are taken over, and the whole corpus is read")
+        return taken
+    finally:
+        found.sink.close()
 
 
 def _prepare_next(spec: JobSpec) -> None:

@@ -70,6 +70,11 @@ def drop_replaced(plan: Plan, storage: LocalStorage, ledger: Ledger, sink: Sink)
             kept_hashes.delete(storage, record.key, record.revision)
 
 
+def only_moves(plan: Plan, storage: LocalStorage) -> bool:
+    """Whether this generation lays rows out anew and changes none."""
+    return MERGE in changes.load(storage, plan.generation).details
+
+
 def keep_hashes(record: WindowRecord, changed: WindowRecord, rows: np.ndarray, storage: Storage, sink: Sink) -> None:
     """The content hashes of what is left of a window, where its sink does not keep them."""
     if not isinstance(sink, Hashed):

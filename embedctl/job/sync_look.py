@@ -100,6 +100,8 @@ class Looker:
         if not self.dry_run:
             changes.clear(self.storage, self.last.generation + 1)  # what a killed first pass left
         state = state_of(self.last, self.contents, self.sink, self.storage)
+        if len(state) and not state.knows_contents:
+            self.listener.note("the destination holds no content hashes: this once, every row counts as changed")
         letters = letters_of(self.storage, self.contents)
         unread = unread_files(self.last, files, self.contents, state)
         whole = self.lost or self.last.spec["limit"] is not None

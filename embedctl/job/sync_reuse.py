@@ -1,6 +1,7 @@
 """Rows whose text is what it was, and whose other columns are not: written again with the outputs they have.
 
 Enters: a plan's chunks of such rows. Leaves: committed windows, without an encoder; a kill loses the window in hand.
+Windows of which an output is gone are left to the encoder.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
+from embedctl.errors import BooksError
 from embedctl.job import wiring
 from embedctl.ledger import hashes
 from embedctl.ledger.segments import Ledger
@@ -69,7 +71,10 @@ def _commit(
     for window in reader.windows(slice_, done):
         check()
         names = [old[f, p] for f, p in zip(window.files.tolist(), window.positions.tolist(), strict=True)]
-        output = _output(window, names, plan, ledger, sink, windows)
+        try:
+            output = _output(window, names, plan, ledger, sink, windows)
+        except BooksError:  # somebody took outputs out of the destination: what is not committed here is embedded
+            continue
         if not isinstance(sink, Hashed) and output.hashes is not None:
             hashes.put(storage, output.record.key, output.hashes)
         record = sink.write(output)

@@ -139,6 +139,11 @@ def open_planned_encoder(
 
         name = with_avg_len(folder.name, resolved["avg_len"]) if resolved.get("avg_len") else folder.name
         return LexicalEncoder(replace(folder, name=name))
+    if folder.muvera is not None and "dense" in kinds:
+        from embedctl.encoders.muvera import MuveraEncoder
+
+        inner = open_planned_encoder(replace(folder, muvera=None), plan_spec, resolved, ("multivector",))
+        return MuveraEncoder(inner, folder.muvera, for_queries=folder.for_queries, kinds=kinds)
     from embedctl.encoders.open import open_encoder
 
     return open_encoder(

@@ -51,6 +51,11 @@ class RowsState:
     def __len__(self) -> int:
         return int(self.starts[-1])
 
+    @property
+    def knows_contents(self) -> bool:
+        """Whether any row has content hashes; without, every row counts as changed."""
+        return any(bool(bucket["text"].any()) for bucket in self.buckets)
+
     def find(self, ids: np.ndarray) -> np.ndarray:
         """int64 (m,): number of the row of each id hash (uint64 (m, 2)), -1 where there is none."""
         found = np.full(len(ids), -1, dtype=np.int64)

@@ -18,6 +18,7 @@ from embedctl.media import WORDS, Kind
 from embedctl.models.fake import VOCABULARY, fake_options
 from embedctl.models.fingerprint import file_sha256, fingerprint_of
 from embedctl.models.modules import Dense, Late, Media, Module, Normalize, Pooling, SparseHead
+from embedctl.models.muvera import Muvera
 from embedctl.models.onnx_format import OnnxGraph
 from embedctl.models.scorer import Scorer
 from embedctl.outputs import OutputKind
@@ -32,13 +33,14 @@ class ModelFolder:
     """One model as found on disk.
 
     `path` holds config, tokenizer and weights of the transformer or static table (None for fakes); `root` the whole
-    folder. `modules` follow the transformer in order; those before the pooling act on every token. `notes` are facts
-    a user should hear. `max_positions`: tokens the weights can place, None where any number. `gives`: the outputs it
-    can give, the one it is made for first. `marker`: a token put behind the first special one. `query_side`: the same
-    model as it reads queries, None where it reads them like documents. `labels` of a score's numbers;
-    `scorer`: where they come from, read by `score_format` only. `modifier`: what a store weighs its sparse vectors by.
-    `settings`: what else makes the numbers of a lexical model, as a hash. `media`: what it reads beside text;
-    `reads`: what rows are to it, None for texts. `onnx`: what runs in the place of its weights, None for torch.
+    folder. `modules` follow the transformer in order; those before the pooling act on every token. `notes` are facts a
+    user should hear. `max_positions`: tokens the weights can place, None where any number. `gives`: the outputs it can
+    give, the one it is made for first. `marker`: a token put behind the first special one. `query_side`: the same model
+    as it reads queries, None where it reads them like documents. `labels` of a score's numbers; `scorer`: where they
+    come from, read by `score_format` only. `modifier`: what a store weighs its sparse vectors by. `muvera`: how its
+    many vectors become one, where that is wanted. `settings`: what else makes the numbers of a lexical model, as a
+    hash. `media`: what it reads beside text; `reads`: what rows are to it, None for texts. `onnx`: what runs in the
+    place of its weights, None for torch.
     """
 
     name: str
@@ -65,6 +67,7 @@ class ModelFolder:
     gives: tuple[OutputKind, ...] = ("dense",)
     sparse: SparseHead | None = None
     late: Late | None = None
+    muvera: Muvera | None = None
     marker: str = ""
     query_side: ModelFolder | None = None
     for_queries: bool = False
@@ -157,7 +160,9 @@ class ModelFolder:
     @property
     def kinds(self) -> tuple[OutputKind, ...]:
         """The outputs it can give in one pass, the one it is made for first."""
-        return fake_options(self.name).kinds if self.kind == "fake" else self.gives
+        if self.kind == "fake":
+            return fake_options(self.name).kinds
+        return self.gives if self.muvera is None else ("dense", *self.gives)
 
     def numbers(self, kind: OutputKind, spec: JobSpec) -> int:
         """See `OutputSpec.dim`. :raises UsageError: `--dim` is more than the model gives, or cannot be had of it."""
@@ -170,6 +175,8 @@ class ModelFolder:
                     hint="--sparse-top-k keeps the greatest",
                 )
             return self.sparse.vocabulary
+        if kind == "dense" and self.muvera is not None:
+            return self.muvera.width
         if kind == "score":
             return max(len(self.labels), 1)
         if kind != "multivector" or self.late is None:
@@ -180,6 +187,16 @@ class ModelFolder:
                 f"--dim: {self.name} gives {self.late.width} numbers, {wanted} asked", hint=f"--dim {self.late.width}"
             )
         return wanted
+
+    def in_one(self, muvera: Muvera) -> ModelFolder:
+        """The model with a dense output made of its many vectors. :raises UsageError: it gives none, or is dense."""
+        if self.late is None or "dense" in self.gives:
+            raise UsageError(
+                f"--muvera: {self.name} gives {', '.join(self.kinds)}; it is for models of late interaction alone",
+                hint="--model FOLDER names a ColBERT",
+            )
+        query = None if self.query_side is None else replace(self.query_side, muvera=muvera)
+        return replace(self, muvera=muvera, query_side=query)
 
     def as_query(self) -> ModelFolder:
         """The model as it reads queries: with the query side's prompt, length, way and expansion, nothing merged."""

@@ -73,7 +73,8 @@ def read_transformer(folder: ModelFolder, path: Path, settings: Mapping[str, Any
         notes=(*folder.notes, *notes),
     )
     if task in SCORED or (task is None and folder.architecture.endswith("ForSequenceClassification")):
-        return replace(folder, gives=("score",), labels=_labels(config))
+        one = task in ("text-generation", "any-to-any")  # the weight of a word, as decoder rerankers give it
+        return replace(folder, gives=("score",), labels=("score",) if one else _labels(config))
     if task is not None:
         return folder
     if folder.architecture.endswith("ForMaskedLM"):

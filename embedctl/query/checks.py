@@ -18,6 +18,8 @@ from embedctl.records import WindowRecord
 from embedctl.sinks.base import Sink
 from embedctl.storage import LocalStorage
 
+FINISHED = "finished"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
@@ -33,6 +35,7 @@ def report(storage: LocalStorage, checks: Sequence[Check]) -> dict[str, Any]:
         "version": 1,
         "destination": storage.uri,
         "ok": all(c.ok is not False for c in checks),
+        "finished": all(c.ok is not None for c in checks if c.name == FINISHED),
         "checks": [{"name": c.name, "ok": c.ok, "detail": c.detail} for c in checks],
     }
 
@@ -41,7 +44,7 @@ def finished(plan: Plan, done: bool) -> Check:
     detail = (
         f"generation {plan.generation} is finished" if done else "the job is not finished; run the same command again"
     )
-    return Check(name="finished", ok=True if done else None, detail=detail)
+    return Check(name=FINISHED, ok=True if done else None, detail=detail)
 
 
 def books(plan: Plan, storage: LocalStorage, sink: Sink) -> Check:

@@ -43,7 +43,7 @@ def verify(destination: str, *, sample: int = 64, state: str | None = None, list
         return report(storage, checks + of_store(plan, storage, sink, ending.live_records(contents)))
     sink.prepare(plan)
     records = [r for r in ending.live_records(contents) if r.part]
-    parts = _parts(sink, records)
+    parts = _parts(sink, records, done=ending.is_finalised(plan, contents))
     checks += [parts, books(plan, storage, sink)]
     if parts.ok:
         listener.note(f"reading {len(records)} parts")
@@ -58,7 +58,7 @@ def verify(destination: str, *, sample: int = 64, state: str | None = None, list
     return report(storage, checks)
 
 
-def _parts(sink: ParquetSink, records: Sequence[WindowRecord]) -> Check:
+def _parts(sink: ParquetSink, records: Sequence[WindowRecord], *, done: bool) -> Check:
     try:
         reconciled = sink.reconcile(records)
         sink.count([r for r in records if r not in reconciled.lost])
@@ -67,6 +67,11 @@ def _parts(sink: ParquetSink, records: Sequence[WindowRecord]) -> Check:
     if reconciled.lost:
         names = ", ".join(str(r.part) for r in reconciled.lost[:3])
         return Check(name="parts", ok=False, detail=f"{len(reconciled.lost)} parts of the ledger are gone: {names}")
+    if done and (past := sink.superseded(records)):
+        detail = (
+            f"{len(past)} superseded parts stand beside the others: {', '.join(past[:3])}; run the same command again"
+        )
+        return Check(name="parts", ok=False, detail=detail)
     return Check(name="parts", ok=True, detail=f"{len(records)} parts, all readable, none foreign")
 
 

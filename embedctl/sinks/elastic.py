@@ -182,10 +182,24 @@ class ElasticEngine:
         return outputs_of(self._mappings().get("properties", {}))
 
     def scan(self, batch_rows: int) -> Iterator[pa.RecordBatch]:
+        return reading.scan(self._link, self._readable(), batch_rows, vectors_hidden=self._vectors_hidden)
+
+    def fetch(self, keys: Sequence[PointId]) -> tuple[list[PointId], pa.RecordBatch]:
+        found, batch = reading.fetch(
+            self._link, self._readable(), [str(key) for key in keys], vectors_hidden=self._vectors_hidden
+        )
+        return [*found], batch
+
+    def _readable(self) -> dict[str, Any]:
+        """The fields, once all that was written can be found."""
         self._hello()
         self._refresh()
-        hidden = not self._opensearch and self._version >= (9, 2)
-        return reading.scan(self._link, self._mappings().get("properties", {}), batch_rows, vectors_hidden=hidden)
+        properties: dict[str, Any] = self._mappings().get("properties", {})
+        return properties
+
+    @property
+    def _vectors_hidden(self) -> bool:
+        return not self._opensearch and self._version >= (9, 2)
 
     def close(self) -> None:
         """Settings are never left put off by a run that could end in order, though the server may be what failed."""

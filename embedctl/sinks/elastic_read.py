@@ -161,7 +161,7 @@ def scan(
     answer = link.index("POST", "/_search", body, params={"scroll": SCROLL})
     try:
         while answer["hits"]["hits"]:
-            yield _batch(answer["hits"]["hits"], properties)
+            yield batch(answer["hits"]["hits"], properties)
             answer = link.call("POST", "/_search/scroll", {"scroll": SCROLL, "scroll_id": answer["_scroll_id"]})
             if answer.get("_shards", {}).get("failed"):
                 raise SinkError(f"{link.place.name}: shards stopped answering", hint="run the same command again")
@@ -170,7 +170,19 @@ def scan(
             link.call("DELETE", "/_search/scroll", {"scroll_id": [answer["_scroll_id"]]}, patience_s=0.0)
 
 
-def _batch(hits: Sequence[Mapping[str, Any]], properties: Mapping[str, Any]) -> pa.RecordBatch:
+def fetch(
+    link: Link, properties: Mapping[str, Any], keys: Sequence[str], *, vectors_hidden: bool
+) -> tuple[list[str], pa.RecordBatch]:
+    """Documents of these ids that are there, refreshed before."""
+    body: Body = {"size": len(keys), "query": {"ids": {"values": list(keys)}}}
+    if vectors_hidden:
+        body["_source"] = {"exclude_vectors": False}
+    hits = link.index("POST", "/_search", body)["hits"]["hits"]
+    return [hit["_id"] for hit in hits], batch(hits, properties)
+
+
+def batch(hits: Sequence[Mapping[str, Any]], properties: Mapping[str, Any]) -> pa.RecordBatch:
+    """What a search found, a column a field."""
     outputs = {spec.name: spec for spec in outputs_of(properties)}
     sources = [hit.get("_source", {}) for hit in hits]
     if "id" not in properties:

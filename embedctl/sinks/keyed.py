@@ -24,7 +24,7 @@ from embedctl.plan import Plan
 from embedctl.records import WindowKey, WindowOutput, WindowRecord
 from embedctl.sinks import qdrant_manifest as manifests
 from embedctl.sinks import stores
-from embedctl.sinks.base import Hit, Reconciled
+from embedctl.sinks.base import Hit, Reconciled, Stored
 from embedctl.sinks.keyed_records import (
     Engine,
     Gate,
@@ -36,6 +36,7 @@ from embedctl.sinks.keyed_records import (
     spans,
     units_in,
 )
+from embedctl.sinks.stored import in_order, stored_of
 from embedctl.sinks.stores import PointId, WindowRows
 from embedctl.spec import JobSpec
 from embedctl.storage import LocalStorage
@@ -105,6 +106,14 @@ class KeyedSink:
     def rows(self, record: WindowRecord) -> tuple[Sequence[str], Sequence[int]]:
         known = stores.rows_known(self._storage, record)
         return known.ids, known.positions
+
+    def stored(self, record: WindowRecord, rows: np.ndarray) -> Stored:
+        known = stores.rows_known(self._storage, record)
+        wanted = self._keys(known, rows.tolist())
+        found = [self._engine.fetch(some) for some in _parts(wanted)]
+        table = pa.concat_tables([pa.table(batch) for _, batch in found], promote_options="permissive")
+        columns = in_order(table, [k for keys, _ in found for k in keys], wanted, self._engine.name, record)
+        return stored_of(known, rows, columns, self.plan)
 
     def drop_rows(self, record: WindowRecord, output: WindowRecord, rows: Sequence[int]) -> WindowRecord:
         known = stores.rows_known(self._storage, record)

@@ -17,9 +17,9 @@ from embedctl.errors import UsageError
 from embedctl.outputs import OutputSpec, Sparse, Values, take
 from embedctl.plan import Plan
 from embedctl.records import WindowOutput
-from embedctl.sinks import stores
+from embedctl.sinks import payload, stores
 from embedctl.sinks.base import Hit
-from embedctl.sinks.payload import Json, payloads
+from embedctl.sinks.payload import Json
 from embedctl.sinks.stores import PointId
 from embedctl.spec import JobSpec
 
@@ -112,6 +112,10 @@ class Engine(Protocol):
         """Those of the keys that have a record."""
         ...
 
+    def fetch(self, keys: Sequence[PointId]) -> tuple[list[PointId], pa.RecordBatch]:
+        """Those of the keys that have a record, and all these hold, as `scan` tells it."""
+        ...
+
     def flush(self) -> None:
         """What was applied is durable."""
         ...
@@ -181,28 +185,20 @@ def chunks_of(output: WindowOutput) -> Sequence[int | None]:
 
 def fields_of(output: WindowOutput, plan: Plan, row: np.ndarray, chosen: np.ndarray) -> list[dict[str, Json]]:
     """All but the outputs of units `chosen`. row: int64 (u,), the row of each unit."""
-    numbers = plan.resolved["id_type"] == "int64"
-    first, rows = stores.position_number(output.record.key, 0), row[chosen].tolist()
-    hashes = stores.hash_words(output)
-    rest = [
-        (name, np.asarray(values)[chosen].tolist())
-        for name, values in (
-            ("chunk", output.chunk), ("char_start", output.char_start), ("char_end", output.char_end),
-            ("token_count", output.token_count if plan.spec["token_count"] else None),
-            ("truncated", output.truncated if plan.spec["truncated"] else None),
-        )
-        if values is not None
-    ]  # fmt: skip
-    made: list[dict[str, Json]] = []
-    columns = output.kept.num_columns  # without any a table does not know its rows
-    all_kept = payloads(output.kept.take(pa.array(chosen))) if columns else [{}] * len(chosen)
-    for i, (unit, kept) in enumerate(zip(chosen.tolist(), all_kept, strict=True)):
-        id = output.ids[unit]
-        fields: dict[str, Json] = {**kept, "id": int(id) if numbers else id}
-        fields |= {name: values[i] for name, values in rest}
-        fields |= {JOB: plan.job, POS: first + rows[i]}
-        made.append(fields if hashes is None else {**fields, HASH: hashes[rows[i]]})
-    return made
+    ids, rows = [output.ids[unit] for unit in chosen.tolist()], row[chosen]
+    every = len(chosen) == len(output.ids)
+    kept = output.kept if every or not output.kept.num_columns else output.kept.take(pa.array(chosen))
+    columns = payload.columns(kept)
+    columns["id"] = [int(id) for id in ids] if plan.resolved["id_type"] == "int64" else ids
+    counted = [(name, getattr(output, name)) for name in ("token_count", "truncated") if plan.spec[name]]
+    for name, values in [*((name, getattr(output, name)) for name in SPAN), *counted]:
+        if values is not None:
+            columns[name] = np.asarray(values)[chosen].tolist()
+    columns[JOB] = [plan.job] * len(ids)
+    columns[POS] = (stores.position_number(output.record.key, 0) + rows).tolist()
+    if output.hashes is not None:
+        columns[HASH] = stores.hash_words(output.hashes[rows])
+    return payload.rows_of(columns)
 
 
 def spans(output: WindowOutput, max_records: int, max_bytes: int) -> Iterator[tuple[int, int]]:

@@ -194,6 +194,10 @@ class MilvusEngine:
     def present(self, keys: Sequence[PointId]) -> set[PointId]:
         return {row[self._primary.name] for row in self._read(keys, [])}
 
+    def fetch(self, keys: Sequence[PointId]) -> tuple[list[PointId], pa.RecordBatch]:
+        rows = self._read(keys, ["*"])
+        return [row[self._primary.name] for row in rows], milvus_read.batch(rows, self._described())
+
     def flush(self) -> None:
         """What a server acknowledges is in its log; Milvus Lite is made to write it to disk."""
         if self._lite:

@@ -125,6 +125,18 @@ class LiteLink:
             client.close()
             self._server.stop(grace=1).wait()
             self._database.close()
+            self._in_use.unlink(missing_ok=True)
+
+    @property
+    def _in_use(self) -> Path:
+        """There from the opening to an orderly end."""
+        return self._folder.parent / f".{self._folder.name}.in-use"
+
+    def _drop_indexes(self) -> None:
+        """A killed process may have left one half written; Milvus Lite makes those that are missing from the rows."""
+        for path in self._folder.rglob("*"):
+            if path.suffix in (".idx", ".sidx"):
+                path.unlink(missing_ok=True)
 
     def _looks_right(self) -> bool:
         return (self._folder / "LOCK").exists() or not any(self._folder.iterdir())
@@ -137,6 +149,9 @@ class LiteLink:
         try:
             self._folder.parent.mkdir(parents=True, exist_ok=True)
             self._server, self._database, port = start_server_in_thread(str(self._folder))
+            if self._in_use.exists():
+                self._drop_indexes()
+            self._in_use.touch()
         except DataDirLockedError as exc:
             raise Locked(f"{self.name}: another process has it open", hint="close it there, or wait for it") from exc
         except OSError as exc:

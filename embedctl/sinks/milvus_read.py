@@ -94,14 +94,15 @@ def scan(call: Call, fields: Sequence[Field], batch_rows: int) -> Iterator[pa.Re
     iterator = call("query_iterator", batch_size=batch_rows, output_fields=["*"])
     try:
         while rows := iterator.next():
-            yield _batch(list(rows), fields)
+            yield batch(list(rows), fields)
     except Exception as exc:  # the client raises nothing narrower here
         raise SinkError(f"the scan stopped: {exc}", hint="run the same command again") from exc
     finally:
         iterator.close()
 
 
-def _batch(rows: Sequence[Mapping[str, Any]], fields: Sequence[Field]) -> pa.RecordBatch:
+def batch(rows: Sequence[Mapping[str, Any]], fields: Sequence[Field]) -> pa.RecordBatch:
+    """Records as the client gives them."""
     known = {f.name for f in fields}
     has_id = any(f.column == "id" for f in fields)
     columns: dict[str, pa.Array[Any]] = {}

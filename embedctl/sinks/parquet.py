@@ -31,6 +31,7 @@ from embedctl.sinks.parts import (
     part_name,
     unpacked_hashes,
     unpacked_positions,
+    whole_column,
     window_in,
 )
 from embedctl.sinks.scores import score_columns
@@ -38,7 +39,7 @@ from embedctl.sinks.versions import publish_version
 from embedctl.storage import LocalStorage, sink_error
 
 ROW_GROUP_ROWS = 25_000
-_WINDOW, _JOB, _DEAD, _MODEL = b"embedctl.window", b"embedctl.job", b"embedctl.dead", b"embedctl.model"
+WINDOW, JOB, DEAD, MODEL = b"embedctl.window", b"embedctl.job", b"embedctl.dead", b"embedctl.model"
 _POSITIONS, _HASHES = b"embedctl.positions", b"embedctl.hashes"
 
 
@@ -101,7 +102,7 @@ class ParquetSink:
         output = replace(output, part=part_name(output.key, output.revision), units=kept.num_rows)
         positions, hashes = footer_of(metadata)
         hashes = None if hashes is None else np.delete(hashes, gone, axis=0)
-        dead = json.loads(metadata.get(_DEAD, b"[]"))
+        dead = json.loads(metadata.get(DEAD, b"[]"))
         self._publish(output, kept, dead, np.delete(positions, gone), hashes)
         return output
 
@@ -121,7 +122,7 @@ class ParquetSink:
         columns = {n: table.column(n).to_numpy() for n in names}
         return Stored(
             row=document,
-            outputs={o.name: values_of(_whole(table, o.name), o)[0] for o in self.plan.outputs},
+            outputs={o.name: values_of(whole_column(table, o.name), o)[0] for o in self.plan.outputs},
             chunk=columns.get("chunk"),
             char_start=columns.get("char_start"),
             char_end=columns.get("char_end"),
@@ -135,10 +136,14 @@ class ParquetSink:
     def finish(self, plan: Plan, records: Sequence[WindowRecord]) -> None:
         if plan.generation > 1:
             publish_version(plan, self._storage, records)
+        for name in self.superseded(records):
+            self._storage.delete(name)
+
+    def superseded(self, records: Sequence[WindowRecord]) -> list[str]:
+        """Parts in the folder that are none of the live windows'. Only a finished generation's are surely that."""
         live = {r.part for r in records}
-        for entry in self._storage.list(""):
-            if entry.name not in live and window_in(entry.name) is not None:
-                self._storage.delete(entry.name)
+        names = [entry.name for entry in self._storage.list("")]
+        return [n for n in names if n not in live and window_in(n) is not None]
 
     def count(self, records: Sequence[WindowRecord]) -> int:
         return sum(self._footer(r.part).num_rows for r in records if r.part)
@@ -156,12 +161,12 @@ class ParquetSink:
     ) -> None:
         name = record.part or ""
         metadata = {
-            _JOB: self.plan.job.encode(),
-            _WINDOW: json.dumps(record_to_json(record), sort_keys=True).encode(),
-            _DEAD: json.dumps(dead, sort_keys=True).encode(),
+            JOB: self.plan.job.encode(),
+            WINDOW: json.dumps(record_to_json(record), sort_keys=True).encode(),
+            DEAD: json.dumps(dead, sort_keys=True).encode(),
             **({} if positions is None else {_POSITIONS: packed_positions(positions)}),
             **({} if hashes is None else {_HASHES: packed_hashes(hashes)}),
-            _MODEL: json.dumps(_cards(self.plan), sort_keys=True).encode(),
+            MODEL: json.dumps(_cards(self.plan), sort_keys=True).encode(),
         }
         staged = self._storage.scratch(name)
         try:
@@ -185,9 +190,9 @@ class ParquetSink:
             metadata = self._footer(name).metadata or {}
         except BooksError:
             return None
-        if metadata.get(_JOB) != self.plan.job.encode():
+        if metadata.get(JOB) != self.plan.job.encode():
             return None
-        return record_from_json(json.loads(metadata[_WINDOW]))
+        return record_from_json(json.loads(metadata[WINDOW]))
 
     def _is_past(self, name: str, revisions: dict[WindowKey, int]) -> bool:
         """Whether a part is an earlier revision of a window, or was taken out by the sync that is under way."""
@@ -217,7 +222,7 @@ class ParquetSink:
 def job_in(path: Path) -> str | None:
     """The job that a part is of; None for a file that is no part of embedctl's."""
     try:
-        found = (pq.read_metadata(path).metadata or {}).get(_JOB)
+        found = (pq.read_metadata(path).metadata or {}).get(JOB)
     except (pa.ArrowInvalid, OSError):
         return None
     return None if found is None else found.decode()
@@ -227,12 +232,6 @@ def footer_of(metadata: Mapping[bytes, bytes]) -> tuple[np.ndarray, np.ndarray |
     """What a footer tells of live rows: int64 positions, and uint64 (n, 2) hashes, None where it has none."""
     packed = metadata.get(_HASHES)
     return unpacked_positions(metadata.get(_POSITIONS)), None if packed is None else unpacked_hashes(packed)
-
-
-def _whole(table: pa.Table, name: str) -> pa.Array[Any]:
-    column: Any = table.column(name)
-    whole: pa.Array[Any] = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-    return whole
 
 
 def _cards(plan: Plan) -> dict[str, Any]:

@@ -70,3 +70,10 @@ def output_array(values: Values) -> AnyArray:
         return pa.ListArray.from_arrays(offsets, output_array(values.vectors))
     lists = [pa.ListArray.from_arrays(offsets, pa.array(flat)) for flat in (values.indices, values.values)]
     return pa.StructArray.from_arrays(lists, names=["indices", "values"])
+
+
+def whole_column(table: pa.Table, name: str) -> AnyArray:
+    """A column in one piece."""
+    column: Any = table.column(name)
+    whole: AnyArray = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+    return whole

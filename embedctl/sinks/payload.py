@@ -22,12 +22,18 @@ _Value = Callable[[object], Json]
 
 def payloads(table: pa.Table) -> list[dict[str, Json]]:
     """One dict a row, columns in order."""
-    columns = [(name, _column(table.column(name))) for name in table.column_names]
-    rows: list[dict[str, Json]] = [{} for _ in range(table.num_rows)]
-    for name, values in columns:
-        for row, value in zip(rows, values, strict=True):
-            row[name] = value
-    return rows
+    return rows_of(columns(table)) if table.num_columns else [{} for _ in range(table.num_rows)]
+
+
+def columns(table: pa.Table) -> dict[str, Sequence[Json]]:
+    """The values of each column."""
+    return {name: _column(table.column(name)) for name in table.column_names}
+
+
+def rows_of(columns: Mapping[str, Sequence[Json]]) -> list[dict[str, Json]]:
+    """One dict a row of at least one column."""
+    names = tuple(columns)
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _column(column: pa.ChunkedArray[Any]) -> list[Json]:

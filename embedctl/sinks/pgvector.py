@@ -26,7 +26,7 @@ from embedctl.sinks import pgvector_read as reading
 from embedctl.sinks import pgvector_rows as loading
 from embedctl.sinks import pgvector_table as tables
 from embedctl.sinks import stores
-from embedctl.sinks.base import Hit, Reconciled
+from embedctl.sinks.base import Hit, Reconciled, Stored
 from embedctl.sinks.keyed_records import HASH, UNITS_AT_ONCE, check_names, refuse, units_in
 from embedctl.sinks.pgvector_link import Connection, Link, place_of
 from embedctl.sinks.pgvector_table import JOB, OWN, POS, SYSTEM, Found, Layout, named
@@ -102,6 +102,10 @@ class PgvectorSink:
     def rows(self, record: WindowRecord) -> tuple[Sequence[str], Sequence[int]]:
         known = stores.rows_known(self._storage, record)
         return known.ids, known.positions
+
+    def stored(self, record: WindowRecord, rows: np.ndarray) -> Stored:
+        known = stores.rows_known(self._storage, record)
+        return reading.stored(self._link, self._here, self.plan, record, known, rows)
 
     def drop_rows(self, record: WindowRecord, output: WindowRecord, rows: Sequence[int]) -> WindowRecord:
         known = stores.rows_known(self._storage, record)

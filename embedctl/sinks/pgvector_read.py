@@ -14,7 +14,9 @@ import pyarrow as pa
 
 from embedctl.errors import SinkError, UsageError
 from embedctl.outputs import Multivector, Values, take
-from embedctl.sinks.base import Hit
+from embedctl.plan import Plan
+from embedctl.records import WindowRecord
+from embedctl.sinks.base import Hit, Stored
 from embedctl.sinks.keyed_search import Found as Record
 from embedctl.sinks.keyed_search import depth_of, fused
 from embedctl.sinks.parts import output_array
@@ -23,6 +25,8 @@ from embedctl.sinks.pgvector_link import Connection, Link
 from embedctl.sinks.pgvector_rows import stored_id
 from embedctl.sinks.pgvector_table import ORIGINAL, OWN, Found, named, specs_of
 from embedctl.sinks.pgvector_types import Typed, typed, values_from
+from embedctl.sinks.stored import KEYS_AT_ONCE, in_order, stored_of, units_of
+from embedctl.sinks.stores import WindowRows
 
 MAX_EF = 1000
 _SCORES = {"<=>": "1 - ({})", "<#>": "-({})", "<->": "-({})", "<+>": "-({})"}
@@ -149,17 +153,21 @@ def _text(vector: np.ndarray) -> str:
     return "[" + ",".join(map(repr, vector.astype(np.float32).tolist())) + "]"
 
 
-def scan(link: Link, found: Found, batch_rows: int, only: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
-    """See `Scannable`. Rows in the order of the key, of one moment. only: these columns, where the table has them."""
+def scan(
+    link: Link, found: Found, batch_rows: int, only: Collection[str] = (), ids: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """See `Scannable`. Rows in the order of the key, of one moment. only: these columns, where the table has them. ids:
+    rows of these alone."""
     import psycopg
     from psycopg import sql
 
     outputs = {spec.name: typed(spec) for spec in specs_of(found) if not only}
     names = [n for n in found.columns if (n in (*only, ORIGINAL) if only else n not in outputs)]
     order = found.key or ("ctid",)
-    query = sql.SQL("SELECT {} FROM {} ORDER BY {}").format(
+    query = sql.SQL("SELECT {} FROM {}{} ORDER BY {}").format(
         sql.SQL(", ").join([selected(n, found.columns[n]) for n in names] + [sql.Identifier(n) for n in outputs]),
         named(found.schema, found.table),
+        sql.SQL("") if ids is None else sql.SQL(" WHERE {}").format(_among(found, ids)),
         sql.SQL(", ").join(map(sql.Identifier, order)),
     )
     reader = Link(link.place)  # a cursor of its own, which stays open while the caller does other work
@@ -211,12 +219,32 @@ def delete(link: Link, found: Found, ids: Sequence[str]) -> int:
     """See `Deletable`. :raises SinkError: the server refuses, or the table has no column id."""
     from psycopg import sql
 
+    statement = sql.SQL("DELETE FROM {} WHERE {}").format(named(found.schema, found.table), _among(found, ids))
+    return link.run(lambda c: int(c.execute(statement).rowcount))
+
+
+def _among(found: Found, ids: Sequence[str]) -> Any:
+    """The condition that a row's id is one of these."""
+    from psycopg import sql
+
     whole = found.columns.get("id") in ("bigint", "integer", "smallint")
-    wanted = [i for i in ids if _is_int64(i)] if whole else [stored_id(i)[0] for i in ids]
-    statement = sql.SQL("DELETE FROM {} WHERE id = ANY(%s::{}[])").format(
-        named(found.schema, found.table), sql.SQL("bigint" if whole else "text")
+    wanted = [int(i) for i in ids if _is_int64(i)] if whole else [stored_id(i)[0] for i in ids]
+    return sql.SQL("id = ANY({}::{}[])").format(sql.Literal(wanted), sql.SQL("bigint" if whole else "text"))
+
+
+def stored(link: Link, found: Found, plan: Plan, record: WindowRecord, known: WindowRows, rows: np.ndarray) -> Stored:
+    """See `Reusable`."""
+    wanted = units_of(known, rows, plan)
+    ids = list(dict.fromkeys(id for id, _ in wanted))
+    batches = [b for i in range(0, len(ids), KEYS_AT_ONCE)
+               for b in scan(link, found, KEYS_AT_ONCE, ids=ids[i : i + KEYS_AT_ONCE])]  # fmt: skip
+    table = pa.Table.from_batches(batches) if batches else pa.table({"id": pa.array([], pa.string())})
+    names = [str(i) for i in table.column("id").to_pylist()]
+    chunks = (
+        table.column("chunk").to_pylist() if plan.chunked and "chunk" in table.column_names else [None] * len(names)
     )
-    return link.run(lambda c: int(c.execute(statement, [wanted]).rowcount))
+    keys = list(zip(names, chunks, strict=True))
+    return stored_of(known, rows, in_order(table, keys, wanted, link.place.name, record), plan)
 
 
 def _is_int64(text: str) -> bool:

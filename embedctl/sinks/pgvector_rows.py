@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -117,15 +116,6 @@ def _int32s(values: np.ndarray | None, some: np.ndarray) -> Fields:
     return fixed(np.ascontiguousarray(np.asarray(values)[some], dtype=">i4").view(np.uint8).reshape(-1, 4))
 
 
-def ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The same, each made while the server takes the one before."""
-    with ThreadPoolExecutor(1, thread_name_prefix="copy") as maker:
-        coming = maker.submit(next, pieces, None)
-        while (piece := coming.result()) is not None:
-            coming = maker.submit(next, pieces, None)
-            yield piece
-
-
 class Loader:
     """Brings windows into a table: by COPY straight into it, or, where a key is there already, through a stage."""
 
@@ -153,7 +143,7 @@ class Loader:
 
         statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(target, self._names())
         with c.cursor() as cursor, cursor.copy(statement) as copy:
-            for piece in ahead(pieces):
+            for piece in pieces:
                 copy.write(piece)
 
     def _staged(self, c: Connection, pieces: Iterator[bytes], may_replace: str) -> None:

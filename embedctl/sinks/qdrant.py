@@ -25,7 +25,7 @@ from embedctl.records import WindowKey, WindowOutput, WindowRecord
 from embedctl.sinks import qdrant_manifest as manifests
 from embedctl.sinks import qdrant_read as reading
 from embedctl.sinks import stores
-from embedctl.sinks.base import Hit, Reconciled
+from embedctl.sinks.base import Hit, Reconciled, Stored
 from embedctl.sinks.qdrant_engine import JOB, POS, Engine, Layout, Making, Points
 from embedctl.sinks.qdrant_layout import FIELD_KINDS, check_layout, layout_of, refuse
 from embedctl.sinks.qdrant_points import batches
@@ -100,6 +100,9 @@ class QdrantSink:
     def rows(self, record: WindowRecord) -> tuple[Sequence[str], Sequence[int]]:
         known = stores.rows_known(self._storage, record)
         return known.ids, known.positions
+
+    def stored(self, record: WindowRecord, rows: np.ndarray) -> Stored:
+        return reading.stored(self._engine, self.plan, record, stores.rows_known(self._storage, record), rows)
 
     def drop_rows(self, record: WindowRecord, output: WindowRecord, rows: Sequence[int]) -> WindowRecord:
         known = stores.rows_known(self._storage, record)

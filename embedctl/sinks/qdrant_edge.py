@@ -144,15 +144,13 @@ class EdgeEngine:
     def scroll(self, after: PointId | None, limit: int, *, vectors: bool) -> tuple[list[Record], PointId | None]:
         import qdrant_edge as edge
 
-        from embedctl.sinks.qdrant_edge_words import plain_vectors
-
         asked = edge.ScrollRequest(offset=after, limit=limit, with_payload=True, with_vector=vectors)
         found, following = _told(self.name, lambda: self._opened().scroll(asked))
-        records = [
-            Record(id=_id(p.id), payload=p.payload or {}, vectors=plain_vectors(p.vector) if vectors else {})
-            for p in found
-        ]
-        return records, None if following is None else _id(following)
+        return [_record(p, vectors=vectors) for p in found], None if following is None else _id(following)
+
+    def retrieve(self, ids: Sequence[PointId]) -> list[Record]:
+        found = _told(self.name, lambda: self._opened().retrieve(list(ids), True, True))
+        return [_record(p, vectors=True) for p in found]
 
     def query(self, asks: Sequence[Ask]) -> list[list[Found]]:
         import qdrant_edge as edge
@@ -235,3 +233,10 @@ def _sync(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _record(point: Any, *, vectors: bool) -> Record:
+    from embedctl.sinks.qdrant_edge_words import plain_vectors
+
+    held = plain_vectors(point.vector) if vectors else {}
+    return Record(id=_id(point.id), payload=point.payload or {}, vectors=held)

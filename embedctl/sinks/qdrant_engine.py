@@ -147,6 +147,10 @@ class Engine(Protocol):
         """Points in the order of their ids, from `after` on; the id to go on from, None at the end."""
         ...
 
+    def retrieve(self, ids: Sequence[PointId]) -> list[Record]:
+        """Points of these ids that are there, whole, in any order."""
+        ...
+
     def query(self, asks: Sequence[Ask]) -> list[list[Found]]:
         """The nearest points of each, best first."""
         ...

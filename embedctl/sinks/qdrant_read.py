@@ -20,12 +20,15 @@ import pyarrow as pa
 from embedctl.errors import UsageError
 from embedctl.outputs import SINGLE, Multivector, OutputSpec, Values
 from embedctl.plan import Plan
+from embedctl.records import WindowRecord
 from embedctl.sinks import payload_types, qdrant_columns
-from embedctl.sinks.base import Hit
+from embedctl.sinks.base import Hit, Stored
 from embedctl.sinks.qdrant_engine import HASH, JOB, POS, UNNAMED, Ask, Engine, Layout, Plain, Record
 from embedctl.sinks.qdrant_layout import SIMILARITIES
 from embedctl.sinks.qdrant_where import Filter, parse_where
-from embedctl.sinks.stores import PointId, point_id
+from embedctl.sinks.stored import KEYS_AT_ONCE, in_order, stored_of, units_of
+from embedctl.sinks.stored import OWN as OWN_FIELDS
+from embedctl.sinks.stores import PointId, WindowRows, point_id
 
 OWN = (JOB, POS, HASH)
 MIN_POOL = 100
@@ -169,6 +172,21 @@ def scan(engine: Engine, plan: Plan | None, batch_rows: int) -> Iterator[pa.Reco
             columns.append(made)
             fields.append(pa.field(output.name, made.type))
         yield pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def stored(engine: Engine, plan: Plan, record: WindowRecord, known: WindowRows, rows: np.ndarray) -> Stored:
+    """See `Reusable`. Of cosine vectors, what Qdrant made of them: it holds and gives back unit vectors."""
+    wanted = [point_id(id, chunk) for id, chunk in units_of(known, rows, plan)]
+    parts = [wanted[i : i + KEYS_AT_ONCE] for i in range(0, len(wanted), KEYS_AT_ONCE)]
+    points = [point for part in parts for point in engine.retrieve(part)]
+    layout = _layout(engine)
+    names = {o: _vector_of(engine.name, layout, o.name) for o in plan.outputs}
+    columns: dict[str, Any] = {
+        o.name: qdrant_columns.column([p.vectors.get(n) for p in points], o) for o, n in names.items()
+    }
+    columns |= {n: pa.array([p.payload[n] for p in points]) for n in OWN_FIELDS if all(n in p.payload for p in points)}
+    table = pa.table(columns)
+    return stored_of(known, rows, in_order(table, [p.id for p in points], wanted, engine.name, record), plan)
 
 
 def _scrolled(engine: Engine, limit: int, *, vectors: bool) -> Iterator[list[Record]]:

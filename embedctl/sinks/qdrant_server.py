@@ -127,8 +127,16 @@ class ServerEngine:
         found, following = self._try(
             lambda c: c.scroll(self._collection, limit=limit, offset=after, with_payload=True, with_vectors=vectors)
         )
-        records = [Record(id=_id(p.id), payload=p.payload or {}, vectors=wire.plain_vectors(p.vector)) for p in found]
-        return records, None if following is None else _id(following)
+        return [_record(p) for p in found], None if following is None else _id(following)
+
+    def retrieve(self, ids: Sequence[PointId]) -> list[Record]:
+        chosen = wire.filter_of({"must": [{"has_id": list(ids)}]})
+        found, _ = self._try(
+            lambda c: c.scroll(
+                self._collection, scroll_filter=chosen, limit=len(ids), with_payload=True, with_vectors=True
+            )
+        )
+        return [_record(p) for p in found]
 
     def query(self, asks: Sequence[Ask]) -> list[list[Found]]:
         requests = [wire.query_of(ask) for ask in asks]
@@ -236,3 +244,7 @@ def _part(batch: Points, begin: int, end: int) -> Points:
 
 def _id(found: object) -> PointId:
     return found if isinstance(found, int) else str(found)
+
+
+def _record(point: Any) -> Record:
+    return Record(id=_id(point.id), payload=point.payload or {}, vectors=wire.plain_vectors(point.vector))

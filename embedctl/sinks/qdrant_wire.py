@@ -68,20 +68,38 @@ def _grpc_column(values: Values) -> Callable[[int], grpc.Vector]:
     from qdrant_client import grpc
 
     if isinstance(values, np.ndarray):
-        dense = values.astype("<f4", copy=False)
-        return lambda i: grpc.Vector(dense=grpc.DenseVector(data=dense[i]))
-    ends = values.offsets
+        dense = _grpc_rows(values)
+        return lambda i: grpc.Vector(dense=dense(i))
+    ends = values.offsets.tolist()
     if isinstance(values, Sparse):
         indices, weights = values.indices, values.values
         return lambda i: grpc.Vector(
-            sparse=grpc.SparseVector(indices=indices[ends[i] : ends[i + 1]], values=weights[ends[i] : ends[i + 1]])
+            sparse=grpc.SparseVector(
+                indices=indices[ends[i] : ends[i + 1]].tolist(), values=weights[ends[i] : ends[i + 1]].tolist()
+            )
         )
-    many = values.vectors.astype("<f4", copy=False)
+    token = _grpc_rows(values.vectors)
     return lambda i: grpc.Vector(
-        multi_dense=grpc.MultiDenseVector(
-            vectors=[grpc.DenseVector(data=token) for token in many[ends[i] : ends[i + 1]]]
-        )
+        multi_dense=grpc.MultiDenseVector(vectors=[token(t) for t in range(ends[i], ends[i + 1])])
     )
+
+
+def _grpc_rows(values: np.ndarray) -> Callable[[int], grpc.DenseVector]:
+    """Row i of (n, C) as a message, read from the bytes it has on the wire: field 1, packed, then its numbers. Given
+    numbers, the message would be built from one Python object each, at ten times the cost."""
+    from qdrant_client import grpc
+
+    rows = np.ascontiguousarray(values, dtype="<f4")
+    head = b"\x0a" + _varint(4 * rows.shape[1])
+    return lambda i: grpc.DenseVector.FromString(head + rows[i].tobytes())
+
+
+def _varint(number: int) -> bytes:
+    more = []
+    while number > 127:
+        more.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*more, number])
 
 
 def rest_points(batch: Points) -> list[models.PointStruct]:

@@ -29,6 +29,7 @@ FOLDER = f"{STATE}/ids"
 ROW_BITS, WINDOW_BITS, SLICE_BITS, GENERATION_BITS = 17, 17, 17, 12
 MAX_ROWS = (1 << ROW_BITS) - 1024
 """Rows of a window. Qdrant compares `_pos` as float64, where the last of them round up to the next window."""
+_URL = uuid.NAMESPACE_URL.bytes
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 PointId = int | str
@@ -78,7 +79,7 @@ def point_id(id: str, chunk: int | None = None) -> PointId:
 
 def _uuid5(name: str) -> str:
     """`str(uuid.uuid5(uuid.NAMESPACE_URL, name))`, for any string, and half the time."""
-    hexed = hashlib.sha1(uuid.NAMESPACE_URL.bytes + name.encode("utf-8", "surrogatepass")).hexdigest()
+    hexed = hashlib.sha1(_URL + name.encode("utf-8", "surrogatepass")).hexdigest()
     variant = "89ab"[int(hexed[16], 16) & 3]
     return f"{hexed[:8]}-{hexed[8:12]}-5{hexed[13:16]}-{variant}{hexed[17:20]}-{hexed[20:32]}"
 
@@ -239,11 +240,10 @@ def has_rows(storage: Storage) -> bool:
     return bool(storage.list(FOLDER))
 
 
-def hash_words(output: WindowOutput) -> list[str] | None:
-    """Of each live row, its two hashes as 32 hexadecimal digits; None where rows have none."""
-    if output.hashes is None:
-        return None
-    return [f"{text:016x}{kept:016x}" for text, kept in output.hashes.tolist()]
+def hash_words(hashes: np.ndarray) -> list[str]:
+    """uint64 (n, 2): of each row, its two hashes as 32 hexadecimal digits."""
+    digits = hashes.astype(">u8").tobytes().hex()
+    return [digits[i : i + 32] for i in range(0, len(digits), 32)]
 
 
 def in_streams(work: Callable[[_Batch], None], batches: Iterable[_Batch], streams: int) -> None:

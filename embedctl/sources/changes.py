@@ -135,6 +135,11 @@ def publish(storage: LocalStorage, changes: Changes) -> None:
         raise SinkError(f"{storage.uri}/{name}: another run has written it")
 
 
+def is_whole(storage: LocalStorage, generation: int) -> bool:
+    """Whether a list is there that was published."""
+    return storage.read(f"{folder_of(generation)}/{_MANIFEST}") is not None
+
+
 def load(storage: LocalStorage, generation: int) -> Changes:
     """:raises BooksError: it is not there, or was never finished."""
     name = f"{folder_of(generation)}/{_MANIFEST}"

@@ -93,10 +93,7 @@ def resolve_schema(
     :raises UsageError: a column is missing, of a wrong type or reserved, or types differ between files.
     :raises SourceError: a file cannot be opened.
     """
-    known = [
-        s for s in (read_schemas(files, formats) if schemas is None else schemas) if s.schema.names or not s.sampled
-    ]
-    known = [s for s in known if s.schema.names]
+    known = [s for s in (read_schemas(files, formats) if schemas is None else schemas) if s.schema.names]
     names = column_names(known)
     id_column = _id_column(known, id_column)
     texts = tuple(text_columns) if text_columns is not None else (_text_column(known, names, id_column, queries),)

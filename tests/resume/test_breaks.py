@@ -188,3 +188,34 @@ def test_duplicates_across_windows_become_dead_letters_beside_the_earlier_ones(t
     assert [row["position"] for row in letters[-6:]] == [587, 594, 595, 596, 597, 598]
     assert [row["reason"] for row in letters[-6:]] == ["text is null", *(f"duplicate id 'r{i}'" for i in range(5))]
     assert json.loads(run(["verify", str(out), "--json"]).stdout)["ok"] is True
+
+
+def test_verify_of_an_unfinished_job_says_so(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ["embed", str(write_corpus("parquet", tmp_path / "in")), *SMALL, "--to", str(out)]
+    assert run(arguments, failpoint="before-ledger:3").returncode == -9
+    told = run(["verify", str(out)])
+    assert told.returncode == 9, told.stdout
+    assert told.stdout.endswith("sound so far, and not finished\n")
+    report = json.loads(run(["verify", str(out), "--json"]).stdout)
+    assert (report["ok"], report["finished"]) == (True, False)
+    assert run(arguments).returncode == 3
+    assert run(["verify", str(out)]).stdout.endswith("all checks passed\n")
+
+
+def test_a_part_that_came_too_late_is_told_and_removed(tmp_path: Path) -> None:
+    """What a run on another host, overtaken while it slept, may put beside a window that has lost its duplicates."""
+    out = tmp_path / "out"
+    arguments = ["embed", str(write_corpus("parquet", tmp_path / "in")), *SMALL, "--to", str(out)]
+    assert run(arguments).returncode == 3
+    revised = next(p for p in sorted(out.glob("*-d.parquet")))
+    late = out / revised.name.replace("-d.parquet", ".parquet")
+    shutil.copy(revised, late)
+    told = run(["verify", str(out)])
+    assert told.returncode == 11
+    assert late.name in told.stdout
+    done = run(arguments)
+    assert done.returncode == 0
+    assert "was superseded" in done.stderr
+    assert not late.exists()
+    assert run(["verify", str(out)]).returncode == 0

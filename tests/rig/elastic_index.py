@@ -95,6 +95,8 @@ class Index:
 
     def matching(self, query: dict[str, Any]) -> dict[str, float]:
         """Scores of the documents that can be seen and match."""
+        if "ids" in query:
+            return dict.fromkeys(self.seen.keys() & set(query["ids"]["values"]), 1.0)
         scores = {}
         for id, document in self.seen.items():
             score = self._score(query, document.source)

@@ -3,8 +3,10 @@
 # ruff: noqa: N802 - the services name their methods
 from __future__ import annotations
 
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc as rpc
 from qdrant_client import grpc, models
@@ -175,3 +177,15 @@ class GrpcFront:
 
     def uri(self, collection: str) -> str:
         return f"qdrant://127.0.0.1:{self.port}/{collection}"
+
+
+def main() -> None:
+    """`python -m tests.rig.grpc_front FOLDER`: serves, its URI on stdout, until standard input ends."""
+    front = GrpcFront(Engine(Path(sys.argv[1])), Faults())
+    print(front.uri(""), flush=True)
+    sys.stdin.read()
+    front.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -149,3 +149,18 @@ def test_a_folder_in_use_is_locked(corpus: Path, tmp_path: Path) -> None:
     locked = run(embed(corpus, tmp_path))
     sink.close()
     assert (locked.returncode, "another process has it open" in locked.stderr) == (7, True), locked.stderr
+
+
+def test_an_index_that_a_kill_left_half_written_is_made_anew(corpus: Path, tmp_path: Path) -> None:
+    assert run(embed(corpus, tmp_path)).returncode == 0
+    indexes = sorted((tmp_path / "store.db").rglob("*.idx"))
+    assert indexes
+    for path in indexes:
+        path.write_bytes(path.read_bytes()[:40])
+    (tmp_path / ".store.db.in-use").touch()  # as a killed process leaves it
+    done = run(
+        ["search", f"milvus-lite://{tmp_path}/store.db/docs", "row 3", "--state", str(tmp_path / "state"), "--json"]
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / ".store.db.in-use").exists()
+    assert_whole(tmp_path)
