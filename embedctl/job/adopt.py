@@ -60,6 +60,14 @@ def is_damaged(storage: LocalStorage, plan: Plan, contents: Contents) -> bool:
     return bare or _was_finished(storage, plan)
 
 
+def refuse_damaged(storage: LocalStorage, plan: Plan, contents: Contents) -> None:
+    """:raises BooksError: see `is_damaged`."""
+    if is_damaged(storage, plan, contents):
+        raise BooksError(
+            f"{storage.uri}: its ledger is gone, or the end of it", hint=f"embedctl state rebuild {storage.uri}"
+        )
+
+
 def is_rebuilt(plan: Plan, contents: Contents) -> bool:
     """Whether all files must be read to know where the rows of this generation are from."""
     return any(e["kind"] == REBUILT and e["generation"] == plan.generation for e in contents.events)
@@ -93,13 +101,27 @@ def restore(storage: LocalStorage, plan: Plan) -> int:
     return len(records)
 
 
+def refuse_foreign(storage: LocalStorage, draft: Plan) -> None:
+    """:raises PlanMismatch: parts whose plan is gone are there, and not all of this draft's own first generation."""
+    found = parts_of(storage.root)
+    if not found or _all_of(draft, found):
+        return
+    alike = {p.job for p in found} == {found[0].job} and found[0].recipe == draft.recipe and draft.id_column
+    raise PlanMismatch(
+        f"{storage.uri}: its plan is gone, and its parts are of another corpus or other settings",
+        hint=f"embedctl sync {' '.join(draft.inputs)} --to {storage.uri}, with the same settings, takes them over"
+        if alike
+        else "bring .embedctl/ back from a copy, or choose another --to",
+    )
+
+
 def take_over(storage: LocalStorage, draft: Plan) -> bool:
     """Publish a plan for parts whose plan is gone, and their ledger; False where the draft's own job made them all.
 
     draft: what the command would plan. :raises PlanMismatch: the parts were made with other settings.
     """
     found = parts_of(storage.root)
-    if not found or all(p.job == draft.job and p.record.key.generation == 1 for p in found):
+    if not found or _all_of(draft, found):
         return False
     _check_alike(storage, draft, found)
     generation = 1 + max(p.record.key.generation for p in found)
@@ -109,6 +131,10 @@ def take_over(storage: LocalStorage, draft: Plan) -> bool:
     plans.publish(storage, plan)
     restore(storage, plan)
     return True
+
+
+def _all_of(draft: Plan, found: Sequence[Part]) -> bool:
+    return all(p.job == draft.job and p.record.key.generation == 1 for p in found)
 
 
 def _check_alike(storage: LocalStorage, draft: Plan, found: Sequence[Part]) -> None:

@@ -75,6 +75,11 @@ def open_existing(spec: JobSpec) -> tuple[Plan, Destination]:
         return open_existing(replace(spec, to=behind))
     with closing(destination.sink):
         refuse_lost(destination)
+    if "://" not in spec.to and _holds_parts(Path(spec.to)):
+        raise UsageError(
+            f"{spec.to}: its plan is gone; only parts are left",
+            hint="embedctl sync, or the command that made it, takes them over with the same settings",
+        )
     near = [str(p) for p in sorted(Path(".").glob("*.embeddings")) if (p / STATE).is_dir()]
     raise UsageError(
         f"{without_secrets(spec.to)}: no embeddings made by embedctl there",

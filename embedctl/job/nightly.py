@@ -13,7 +13,7 @@ from typing import Any
 
 from embedctl import failpoints
 from embedctl import plan as plans
-from embedctl.errors import EXIT_NEW_DEAD, EXIT_OK, BooksError, GuardRefused, PlanMismatch, UsageError
+from embedctl.errors import EXIT_NEW_DEAD, EXIT_OK, GuardRefused, PlanMismatch, UsageError
 from embedctl.events import Listener, Rows, Summary
 from embedctl.job import adopt, passes, sync_drop
 from embedctl.job import finalise as ending
@@ -144,11 +144,11 @@ class Nightly:
 
     def _restore(self, last: Plan) -> None:
         """:raises BooksError: the ledger is gone, and this must not, or cannot, make it again."""
-        storage = self.found.storage
-        if not adopt.is_damaged(storage, last, Ledger(storage).contents):
-            return
+        storage, contents = self.found.storage, Ledger(self.found.storage).contents
         if self.dry_run or not isinstance(self.found.sink, ParquetSink):
-            raise BooksError(f"{self.found.uri}: its ledger is gone", hint=f"embedctl state rebuild {self.found.uri}")
+            adopt.refuse_damaged(storage, last, contents)
+        if not adopt.is_damaged(storage, last, contents):
+            return
         windows = adopt.restore(storage, last)
         self.listener.note(f"its ledger was gone: {windows} windows stand in the parts; the whole corpus is read")
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from embedctl import plan as plans
 from embedctl.errors import Locked, PlanMismatch, SourceChanged
 from embedctl.events import Listener, Summary
+from embedctl.job import adopt, planning, wiring
 from embedctl.job import finalise as ending
-from embedctl.job import planning, wiring
 from embedctl.job.destination import Destination, default_destination, open_destination
 from embedctl.job.execution import Execution
 from embedctl.job.replay import Replay
@@ -128,6 +128,8 @@ def _find_or_make(
     plan = plans.load(storage)
     if plan is None:
         made = planning.draft(spec, files)
+        if isinstance(destination.sink, ParquetSink):
+            adopt.refuse_foreign(storage, made.plan)
         wait = spec.if_locked == "wait" or spec.num_shards > 1  # shards start together, and planning is soon over
         with locks.lease(storage, names=["plan"], wait=wait, listener=listener):
             halt.check()

@@ -23,8 +23,8 @@ from embedctl import plan as plans
 from embedctl.codec import record_from_json, record_to_json
 from embedctl.errors import BooksError, PlanMismatch, UsageError
 from embedctl.events import Listener, Summary
+from embedctl.job import adopt, sync_drop
 from embedctl.job import finalise as ending
-from embedctl.job import sync_drop
 from embedctl.job.destination import Destination, open_existing
 from embedctl.job.nightly import Nightly
 from embedctl.job.signals import obeyed
@@ -141,6 +141,7 @@ def _with(destination: str, listener: Listener, again: Any, nothing: str) -> Sum
         )
         found.sink.prepare(last)
         contents = Ledger(found.storage).contents
+        adopt.refuse_damaged(found.storage, last, contents)
         if not ending.is_finalised(last, contents):
             if last.is_sync and sync_drop.MERGE in changes.load(found.storage, last.generation).details:
                 return nightly.execute(last)

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from embedctl.errors import EmbedctlError
 from embedctl.events import Listener
+from embedctl.job import adopt
 from embedctl.job import finalise as ending
 from embedctl.job.destination import open_existing
 from embedctl.ledger.segments import Ledger
@@ -38,6 +39,7 @@ def verify(destination: str, *, sample: int = 64, state: str | None = None, list
     plan, found = open_existing(JobSpec(to=destination, state=state))
     storage = found.storage
     contents = Ledger(storage).contents
+    adopt.refuse_damaged(storage, plan, contents)
     sink, checks = found.sink, [finished(plan, ending.is_finalised(plan, contents))]
     if not isinstance(sink, ParquetSink):
         return report(storage, checks + of_store(plan, storage, sink, ending.live_records(contents)))
@@ -53,7 +55,7 @@ def verify(destination: str, *, sample: int = 64, state: str | None = None, list
             _recipe(plan, storage, records),
         ]
         listener.note(f"embedding up to {sample} rows again, one by one in float32")
-        twice = ending.totals(contents).duplicates > 0
+        twice = ending.totals(contents).duplicates > 0 or adopt.is_rebuilt(plan, contents)
         checks.append(embedded_again(plan, storage, records, sample, twice=twice))
     return report(storage, checks)
 

@@ -17,8 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from embedctl import failpoints
-from embedctl.errors import SinkError, UsageError
+from embedctl.errors import UsageError
 from embedctl.outputs import OutputSpec, Values, take
 from embedctl.plan import Plan
 from embedctl.records import WindowKey, WindowOutput, WindowRecord
@@ -27,15 +26,16 @@ from embedctl.sinks import stores
 from embedctl.sinks.base import Hit, Reconciled, Stored
 from embedctl.sinks.keyed_records import (
     Engine,
-    Gate,
     Records,
     check_names,
     chunks_of,
     fields_of,
+    gate_of,
     refuse,
     spans,
     units_in,
 )
+from embedctl.sinks.store_sink import StoreSink
 from embedctl.sinks.stored import in_order, stored_of
 from embedctl.sinks.stores import PointId, WindowRows
 from embedctl.spec import JobSpec
@@ -46,19 +46,14 @@ AT_ONCE = 1000
 CHUNKS_AT_ONCE = 64
 
 
-class KeyedSink:
+class KeyedSink(StoreSink):
     """One collection, opened when first needed."""
 
     def __init__(self, engine: Engine, storage: LocalStorage, spec: JobSpec) -> None:
         """:raises UsageError: what no collection could hold is asked for."""
         refuse(spec)
-        self._engine, self._storage, self._spec = engine, storage, spec
-        self._plan: Plan | None = None
-
-    @property
-    def plan(self) -> Plan:
-        assert self._plan is not None
-        return self._plan
+        super().__init__(storage, spec)
+        self._engine = engine
 
     def prepare(self, plan: Plan) -> None:
         check_names(plan)
@@ -71,41 +66,11 @@ class KeyedSink:
             self._engine.make(plan)
         self._plan = plan
 
-    def write(self, output: WindowOutput) -> WindowRecord:
-        key = output.record.key
-        stores.check_values(output, self.plan.outputs)
-        rows, row, before = stores.began(self._storage, output)
-        if before is not None:
-            self._remove_stale(key, before, rows)
-        stores.save_rows(self._storage, key, 0, rows)
-        failpoints.hit("before-part")
-        if len(output.ids):
-            self._engine.begin()
-            self._engine.upsert(self._batches(output, row), _gate(self.plan, key))
-            self._engine.flush()
-        failpoints.hit("after-part")
-        return output.record
-
     def reconcile(self, records: Sequence[WindowRecord]) -> Reconciled:
-        """What the ledger lacks is written again over itself; a window is lost where one of its rows has no record.
-
-        :raises SinkError: records of no job or another are among ours, or all of ours are gone.
-        """
+        """See `StoreSink`: a window is lost where one of its rows has no record."""
         others = self._engine.count_others(self.plan.job)
-        if others:
-            raise SinkError(
-                f"{self._engine.name}: {others} records there are not this job's",
-                hint="choose another destination with --to, or take them out",
-            )
-        expected, held = sum(r.units for r in records), self._engine.count(self.plan.job)
-        if expected and not held:
-            raise stores.gone(self._engine.name, self._storage, "empty")
-        lost = self._lost(records) if held < expected else ()  # an id that stands twice also makes it less
-        return Reconciled(adopted=(), lost=tuple(lost))
-
-    def rows(self, record: WindowRecord) -> tuple[Sequence[str], Sequence[int]]:
-        known = stores.rows_known(self._storage, record)
-        return known.ids, known.positions
+        told = f"{others} records" if others else None
+        return self._reconciled(self._engine.name, records, told, lambda: self._engine.count(self.plan.job), self._lost)
 
     def stored(self, record: WindowRecord, rows: np.ndarray) -> Stored:
         known = stores.rows_known(self._storage, record)
@@ -114,14 +79,6 @@ class KeyedSink:
         table = pa.concat_tables([pa.table(batch) for _, batch in found], promote_options="permissive")
         columns = in_order(table, [k for keys, _ in found for k in keys], wanted, self._engine.name, record)
         return stored_of(known, rows, columns, self.plan)
-
-    def drop_rows(self, record: WindowRecord, output: WindowRecord, rows: Sequence[int]) -> WindowRecord:
-        known = stores.rows_known(self._storage, record)
-        self._delete(record.key, known, rows)
-        return stores.dropped(self._storage, record, output, known, rows)
-
-    def before_change(self, plan: Plan, records: Sequence[WindowRecord]) -> None:
-        """Readers of a store see each record as it comes."""
 
     def finish(self, plan: Plan, records: Sequence[WindowRecord]) -> None:  # noqa: ARG002
         self._engine.build()
@@ -193,6 +150,11 @@ class KeyedSink:
         elif not stores.has_rows(self._storage) and self._engine.count(plan.job):
             raise stores.without_ledger(name, self._storage)
 
+    def _put(self, output: WindowOutput, row: np.ndarray) -> None:
+        self._engine.begin()
+        self._engine.upsert(self._batches(output, row), gate_of(self.plan, output.record.key))
+        self._engine.flush()
+
     def _batches(self, output: WindowOutput, row: np.ndarray) -> Iterator[Records]:
         keys = [self._engine.key(id, c) for id, c in zip(output.ids, chunks_of(output), strict=True)]
         first: dict[PointId, int] = {}
@@ -209,12 +171,6 @@ class KeyedSink:
                 outputs={name: take(values, chosen) for name, values in output.outputs.items()},
             )
             sent += end - begin
-
-    def _remove_stale(self, key: WindowKey, before: WindowRows, now: WindowRows) -> None:
-        """An unfinished try wrote rows, or chunks of rows, that this one does not. Rows of later windows that these had
-        overwritten come back with the next run: `reconcile` finds them lost."""
-        units = dict(zip(now.ids, now.units, strict=True))
-        self._delete(key, before, [r for r, id in enumerate(before.ids) if units.get(id, 0) < before.units[r]])
 
     def _lost(self, records: Sequence[WindowRecord]) -> Iterator[WindowRecord]:
         """Windows of which a key has no record, of whatever row."""
@@ -244,11 +200,3 @@ class KeyedSink:
 def _parts(keys: Sequence[PointId]) -> Iterator[Sequence[PointId]]:
     for begin in range(0, len(keys), AT_ONCE):
         yield keys[begin : begin + AT_ONCE]
-
-
-def _gate(plan: Plan, key: WindowKey) -> Gate:
-    """The window's own records and later ones; in a sync, whose rows replace earlier ones, earlier generations' too."""
-    own = stores.position_number(key, 0)
-    if plan.generation == 1 or plan.targets is not None:
-        return Gate(own=own)
-    return Gate(own=own, old=stores.position_number(WindowKey(generation=key.generation, slice=0, window=0), 0))

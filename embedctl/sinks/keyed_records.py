@@ -16,7 +16,7 @@ import pyarrow as pa
 from embedctl.errors import UsageError
 from embedctl.outputs import OutputSpec, Sparse, Values, take
 from embedctl.plan import Plan
-from embedctl.records import WindowOutput
+from embedctl.records import WindowKey, WindowOutput
 from embedctl.sinks import payload, stores
 from embedctl.sinks.base import Hit
 from embedctl.sinks.payload import Json
@@ -60,6 +60,14 @@ class Gate:
 
     def lets(self, position: int) -> bool:
         return position >= self.own or position < self.old
+
+
+def gate_of(plan: Plan, key: WindowKey) -> Gate:
+    """The window's own records and later ones; in a sync, whose rows replace earlier ones, earlier generations' too."""
+    own = stores.position_number(key, 0)
+    if plan.generation == 1 or plan.targets is not None:
+        return Gate(own=own)
+    return Gate(own=own, old=stores.position_number(WindowKey(generation=key.generation, slice=0, window=0), 0))
 
 
 class Engine(Protocol):

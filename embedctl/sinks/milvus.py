@@ -111,16 +111,15 @@ class MilvusEngine:
         fields = fields_of_plan(plan, self._spec, lite=self._lite)
         if not self._lite and not self._spec.create:
             raise UsageError(f"{self.name}: no such collection", hint="make it with --create")
-        schema = self._link.client().create_schema(auto_id=False, enable_dynamic_field=False)
-        indexes = self._link.client().prepare_index_params()
+        client = self._link.client()
+        schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
+        indexes = client.prepare_index_params()
         for field in fields:
             schema.add_field(field.name, field.type, **field.params)
             if field.metric is not None:
                 params = _HNSW if _FLAT[field.kind] == "HNSW" else {}
-                indexes.add_index(
-                    field.name, index_type=_FLAT[field.kind], index_name=_index(field), metric_type=field.metric,
-                    params=params,
-                )  # fmt: skip
+                kind, name = _FLAT[field.kind], _index(field)
+                indexes.add_index(field.name, index_type=kind, index_name=name, metric_type=field.metric, params=params)
         for column in self._indexed(fields):
             indexes.add_index(column, index_type="INVERTED", index_name=f"{column}_idx")
         properties = {_TAG: plan.job, _COLUMNS: named_columns(fields)}
@@ -130,7 +129,7 @@ class MilvusEngine:
                 consistency_level="Strong",
             )  # fmt: skip
         except SinkError:
-            if not self.exists():  # else made by another shard of this run, or by a try whose reply was lost
+            if not self.exists():  # else by another shard of this run, or a try whose reply was lost
                 raise
         self._fields = fields
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from embedctl import failpoints
 from embedctl.errors import SinkError, UsageError
 from embedctl.outputs import OutputSpec, Values
 from embedctl.plan import Plan
@@ -27,9 +26,10 @@ from embedctl.sinks import pgvector_rows as loading
 from embedctl.sinks import pgvector_table as tables
 from embedctl.sinks import stores
 from embedctl.sinks.base import Hit, Reconciled, Stored
-from embedctl.sinks.keyed_records import HASH, UNITS_AT_ONCE, check_names, refuse, units_in
+from embedctl.sinks.keyed_records import HASH, UNITS_AT_ONCE, check_names, gate_of, refuse, units_in
 from embedctl.sinks.pgvector_link import Connection, Link, place_of
 from embedctl.sinks.pgvector_table import JOB, OWN, POS, SYSTEM, Found, Layout, named
+from embedctl.sinks.store_sink import StoreSink
 from embedctl.sinks.stores import WindowRows
 from embedctl.spec import JobSpec
 from embedctl.storage import LocalStorage
@@ -42,24 +42,19 @@ def open_pgvector(target: str, storage: LocalStorage, spec: JobSpec) -> Pgvector
     return PgvectorSink(Link(place_of(target)), storage, spec)
 
 
-class PgvectorSink:
+class PgvectorSink(StoreSink):
     """One table. Connects at the first question."""
 
     def __init__(self, link: Link, storage: LocalStorage, spec: JobSpec) -> None:
         """:raises UsageError: what no table could hold is asked for."""
         _refuse(spec)
-        self._link, self._storage, self._spec = link, storage, spec
+        super().__init__(storage, spec)
+        self._link = link
         self._place = link.place
         self._indexes = tuple(map(stores.index_field, spec.index_field))
-        self._plan: Plan | None = None
         self._layout: Layout | None = None
         self._loader: loading.Loader | None = None
         self._known: Found | None = None
-
-    @property
-    def plan(self) -> Plan:
-        assert self._plan is not None
-        return self._plan
 
     def prepare(self, plan: Plan) -> None:
         check_names(plan)
@@ -69,19 +64,6 @@ class PgvectorSink:
         oids = self._link.run(_oids)
         self._plan, self._layout, self._known = plan, layout, found
         self._loader = loading.Loader(found.schema, found.table, layout, oids)
-
-    def write(self, output: WindowOutput) -> WindowRecord:
-        key = output.record.key
-        stores.check_values(output, self.plan.outputs)
-        rows, row, before = stores.began(self._storage, output)
-        if before is not None:
-            self._remove_stale(key, before, rows)
-        stores.save_rows(self._storage, key, 0, rows)
-        failpoints.hit("before-part")
-        if len(output.ids):
-            self._link.run(lambda c: self._load(c, output, row))
-        failpoints.hit("after-part")
-        return output.record
 
     def reconcile(self, records: Sequence[WindowRecord]) -> Reconciled:
         """What the ledger lacks is written again over itself; of what it knows, windows without a row are lost.
@@ -99,21 +81,9 @@ class PgvectorSink:
         lost = [r for r in mine if stores.position_number(r.key, 0) >> stores.ROW_BITS not in here]
         return Reconciled(adopted=(), lost=tuple(lost))
 
-    def rows(self, record: WindowRecord) -> tuple[Sequence[str], Sequence[int]]:
-        known = stores.rows_known(self._storage, record)
-        return known.ids, known.positions
-
     def stored(self, record: WindowRecord, rows: np.ndarray) -> Stored:
         known = stores.rows_known(self._storage, record)
         return reading.stored(self._link, self._here, self.plan, record, known, rows)
-
-    def drop_rows(self, record: WindowRecord, output: WindowRecord, rows: Sequence[int]) -> WindowRecord:
-        known = stores.rows_known(self._storage, record)
-        self._delete(record.key, known, rows)
-        return stores.dropped(self._storage, record, output, known, rows)
-
-    def before_change(self, plan: Plan, records: Sequence[WindowRecord]) -> None:
-        """Readers of a table see each window as it is committed."""
 
     def finish(self, plan: Plan, records: Sequence[WindowRecord]) -> None:  # noqa: ARG002
         indexing.build(self._link, self._here, self._spec.index, self._indexes)
@@ -191,27 +161,13 @@ class PgvectorSink:
         elif holds and not stores.has_rows(self._storage):
             raise stores.without_ledger(name, self._storage)
 
-    def _load(self, c: Connection, output: WindowOutput, row: np.ndarray) -> None:
-        layout, loader = self._layout, self._loader
+    def _put(self, output: WindowOutput, row: np.ndarray) -> None:
+        plan, layout, loader, per_s = self.plan, self._layout, self._loader, self._spec.max_points_per_s
         assert layout is not None
         assert loader is not None
-        plan, first = self.plan, stores.position_number(output.record.key, 0)
-        generation_first = None
-        if plan.generation > 1 and plan.targets is None:  # a changed row comes in the place of the one before
-            key = WindowKey(generation=plan.generation, slice=0, window=0)
-            generation_first = stores.position_number(key, 0)
-        per_s = self._spec.max_points_per_s
-        loader.load(
-            c,
-            lambda: loading.stream(output, plan, layout, row, loader.oids, per_s),
-            loading.may_replace(first, generation_first),
-        )
-
-    def _remove_stale(self, key: WindowKey, before: WindowRows, now: WindowRows) -> None:
-        """An unfinished try wrote rows, or chunks of rows, that this one does not."""
-        here = set(zip(now.ids, now.units, strict=True))
-        pairs = enumerate(zip(before.ids, before.units, strict=True))
-        self._delete(key, before, [r for r, pair in pairs if pair not in here])
+        allowed = loading.may_replace(gate_of(plan, output.record.key))
+        pieces = lambda: loading.stream(output, plan, layout, row, loader.oids, per_s)  # noqa: E731
+        self._link.run(lambda c: loader.load(c, pieces, allowed))
 
     def _delete(self, key: WindowKey, known: WindowRows, rows: Sequence[int]) -> None:
         if not rows:

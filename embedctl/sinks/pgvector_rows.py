@@ -18,6 +18,7 @@ from embedctl.plan import Plan
 from embedctl.records import WindowOutput
 from embedctl.sinks import pgvector_types as vectors
 from embedctl.sinks import stores
+from embedctl.sinks.keyed_records import Gate
 from embedctl.sinks.pgvector_link import Connection
 from embedctl.sinks.pgvector_table import POS, Found, Layout, named
 from embedctl.sinks.pgvector_wire import (
@@ -173,10 +174,10 @@ class Loader:
         return sql.SQL(", ").join(sql.Identifier(name) for name, _ in self._layout.columns)
 
 
-def may_replace(first: int, generation_first: int | None) -> str:
-    """`first`: the window's first position; `generation_first`: below it are rows that a changed one replaces."""
-    own = f't."{POS}" >= {first}'
-    return own if generation_first is None else f'({own} OR t."{POS}" < {generation_first})'
+def may_replace(gate: Gate) -> str:
+    """The gate as a condition on the row `t` that is there."""
+    own = f't."{POS}" >= {gate.own}'
+    return f'({own} OR t."{POS}" < {gate.old})' if gate.old else own
 
 
 def delete_rows(c: Connection, found: Found, ids: Sequence[str], positions: Sequence[int]) -> int:

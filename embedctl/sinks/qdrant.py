@@ -16,9 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from embedctl import failpoints
 from embedctl import plan as plans
-from embedctl.errors import SinkError, UsageError
+from embedctl.errors import UsageError
 from embedctl.outputs import OutputSpec, Values
 from embedctl.plan import Plan
 from embedctl.records import WindowKey, WindowOutput, WindowRecord
@@ -26,10 +25,12 @@ from embedctl.sinks import qdrant_manifest as manifests
 from embedctl.sinks import qdrant_read as reading
 from embedctl.sinks import stores
 from embedctl.sinks.base import Hit, Reconciled, Stored
+from embedctl.sinks.keyed_records import Gate, gate_of
 from embedctl.sinks.qdrant_engine import JOB, POS, Engine, Layout, Making, Points
 from embedctl.sinks.qdrant_layout import FIELD_KINDS, check_layout, layout_of, refuse
 from embedctl.sinks.qdrant_points import batches
 from embedctl.sinks.qdrant_where import Filter
+from embedctl.sinks.store_sink import StoreSink
 from embedctl.sinks.stores import PointId, WindowRows
 from embedctl.spec import JobSpec
 from embedctl.storage import LocalStorage
@@ -37,21 +38,16 @@ from embedctl.storage import LocalStorage
 DELETE_POINTS = 1000
 
 
-class QdrantSink:
+class QdrantSink(StoreSink):
     """One collection, opened when first needed."""
 
     def __init__(self, engine: Engine, storage: LocalStorage, spec: JobSpec) -> None:
         """:raises UsageError: what no collection could hold is asked for."""
         refuse(spec)
-        self._engine, self._storage, self._spec = engine, storage, spec
-        self._plan: Plan | None = None
+        super().__init__(storage, spec)
+        self._engine = engine
         self._layout: Layout = {}
         self._indexes = tuple(stores.index_field(text, FIELD_KINDS) for text in spec.index_field)
-
-    @property
-    def plan(self) -> Plan:
-        assert self._plan is not None
-        return self._plan
 
     def prepare(self, plan: Plan) -> None:
         wanted = layout_of(plan.outputs, self._spec)
@@ -65,54 +61,14 @@ class QdrantSink:
         self._engine.index([(JOB, "keyword"), (POS, "integer"), *self._indexes])
         self._plan, self._layout = plan, found or wanted
 
-    def write(self, output: WindowOutput) -> WindowRecord:
-        key = output.record.key
-        stores.check_values(output, self.plan.outputs)
-        rows, row, before = stores.began(self._storage, output)
-        if before is not None:
-            self._remove_stale(key, before, rows)
-        stores.save_rows(self._storage, key, 0, rows)
-        failpoints.hit("before-part")
-        if len(output.ids):
-            self._engine.begin()
-            self._engine.upsert(self._batches(output, row), _overwritable(self.plan, key))
-            self._engine.flush()
-        failpoints.hit("after-part")
-        return output.record
-
     def reconcile(self, records: Sequence[WindowRecord]) -> Reconciled:
-        """What the ledger lacks is written again over itself; a window is lost where one of its rows has no point.
-
-        :raises SinkError: points of no job or another are among ours, or all of ours are gone.
-        """
+        """See `StoreSink`: a window is lost where one of its rows has no point."""
         others = self._engine.count({"must_not": [_is_job(self.plan.job)]})
-        if others:
-            raise SinkError(
-                f"{self._engine.name}: {others} points there are not this job's",
-                hint="choose another collection with --to, or take them out",
-            )
-        expected, held = sum(r.units for r in records), self._ours()
-        if expected and not held:
-            raise stores.gone(self._engine.name, self._storage, "empty")
-        lost = self._lost(records) if held < expected else ()  # an id that stands twice also makes it less
-        return Reconciled(adopted=(), lost=tuple(lost))
-
-    def rows(self, record: WindowRecord) -> tuple[Sequence[str], Sequence[int]]:
-        known = stores.rows_known(self._storage, record)
-        return known.ids, known.positions
+        told = f"{others} points" if others else None
+        return self._reconciled(self._engine.name, records, told, self._ours, self._lost)
 
     def stored(self, record: WindowRecord, rows: np.ndarray) -> Stored:
         return reading.stored(self._engine, self.plan, record, stores.rows_known(self._storage, record), rows)
-
-    def drop_rows(self, record: WindowRecord, output: WindowRecord, rows: Sequence[int]) -> WindowRecord:
-        known = stores.rows_known(self._storage, record)
-        for begin in range(0, len(rows), DELETE_POINTS):
-            self._delete(record.key, known, rows[begin : begin + DELETE_POINTS])
-        self._engine.flush()
-        return stores.dropped(self._storage, record, output, known, rows)
-
-    def before_change(self, plan: Plan, records: Sequence[WindowRecord]) -> None:
-        """Readers of a collection see each point as it comes."""
 
     def finish(self, plan: Plan, records: Sequence[WindowRecord]) -> None:  # noqa: ARG002
         self._engine.build()
@@ -222,30 +178,25 @@ class QdrantSink:
             yield batch
             sent += len(batch.ids)
 
-    def _remove_stale(self, key: WindowKey, before: WindowRows, now: WindowRows) -> None:
-        """An unfinished try wrote rows, or chunks of rows, that this one does not.
-
-        Rows of later windows that it had overwritten are not there then: the next `reconcile` finds these windows lost.
-        """
-        units = dict(zip(now.ids, now.units, strict=True))
-        stale = [r for r, id in enumerate(before.ids) if units.get(id, 0) < before.units[r]]
-        self._delete(key, before, stale)
+    def _put(self, output: WindowOutput, row: np.ndarray) -> None:
+        self._engine.begin()
+        self._engine.upsert(self._batches(output, row), _overwritable(gate_of(self.plan, output.record.key)))
         self._engine.flush()
 
     def _delete(self, key: WindowKey, known: WindowRows, rows: Sequence[int]) -> None:
-        if rows:
-            ids: list[PointId] = list(known.points(rows, chunked=self.plan.chunked))
-            own = [stores.position_number(key, known.numbers[r]) for r in rows]
+        for begin in range(0, len(rows), DELETE_POINTS):
+            some = rows[begin : begin + DELETE_POINTS]
+            ids: list[PointId] = list(known.points(some, chunked=self.plan.chunked))
+            own = [stores.position_number(key, known.numbers[r]) for r in some]
             self._engine.delete({"must": [{"has_id": ids}, {"key": POS, "match": {"any": own}}]})
+        if rows:
+            self._engine.flush()
 
 
-def _overwritable(plan: Plan, key: WindowKey) -> Filter:
-    """Points of the window itself or a later one; in a sync, whose rows replace older ones, of earlier generations."""
-    same = {"key": POS, "range": {"gte": float(stores.position_number(key, 0))}}
-    if not plan.is_sync:
-        return {"must": [same]}
-    first = stores.position_number(WindowKey(generation=key.generation, slice=0, window=0), 0)
-    return {"should": [same, {"key": POS, "range": {"lt": float(first)}}]}
+def _overwritable(gate: Gate) -> Filter:
+    """The gate as a condition on the point that is there."""
+    same = {"key": POS, "range": {"gte": float(gate.own)}}
+    return {"should": [same, {"key": POS, "range": {"lt": float(gate.old)}}]} if gate.old else {"must": [same]}
 
 
 def _is_job(job: str) -> Filter:

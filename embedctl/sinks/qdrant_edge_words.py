@@ -87,7 +87,7 @@ def points_of(batch: Points) -> list[edge.Point]:
 
 def _column(values: Values) -> Sequence[Any]:
     if isinstance(values, np.ndarray):  # views of its memory: the engine takes them without a Python number each
-        flat, width = memoryview(np.ascontiguousarray(values, dtype=np.float32).reshape(-1)), values.shape[1]
+        flat, width = np.ascontiguousarray(values, dtype=np.float32).reshape(-1).data, values.shape[1]
         return [flat[begin : begin + width] for begin in range(0, len(flat), width)]
     spans = [slice(b, e) for b, e in pairwise(values.offsets.tolist())]
     if isinstance(values, Multivector):

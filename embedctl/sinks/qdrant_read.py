@@ -49,7 +49,7 @@ def search(
 ) -> list[list[Hit]]:
     """:raises UsageError: no such vector, or a filter that is not understood."""
     layout = _layout(engine)
-    chosen = None if where is None else parse_where(where)
+    chosen = None if where is None else parse_where(where, None if plan is None else _kept(plan))
     names = {output: _vector_of(engine.name, layout, output) for output in query}
     columns = {names[o]: _plain(_as_stored(v, o, plan)) for o, v in query.items()}
     quantized = {n: kind for n in columns if (kind := layout[n].quantization)}
@@ -68,6 +68,11 @@ def search(
         engine.query(asks[i : i + QUERIES_AT_ONCE]) for i in range(0, len(asks), QUERIES_AT_ONCE)
     )
     return [[_hit(p.id, p.score, p.payload) for p in points] for points in found]
+
+
+def _kept(plan: Plan) -> pa.Schema:
+    types = {f.name: f.type for f in plan.schema}
+    return pa.schema([(name, types.get(name, pa.null())) for name in plan.keep])
 
 
 def _layout(engine: Engine) -> Layout:

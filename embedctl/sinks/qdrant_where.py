@@ -1,9 +1,11 @@
 """`--where` for Qdrant: a filter of its own as JSON, or simple SQL made into one.
 
-Enters: text. Leaves: a filter as Qdrant's REST takes it (`must`, `should`, ...), in plain Python values. Of SQL it
-knows AND, OR, NOT, =, <>, <, <=, >, >=, BETWEEN, IN, IS [NOT] NULL, list_contains(COLUMN, VALUE) and bare columns of
-true and false; text is compared in order only where it is a time. A comparison with null is neither true nor false, as
-in SQL; a list passes where one of its values does. Refused: all else, named.
+Enters: text, and the types of the columns where they are known. Leaves: a filter as Qdrant's REST takes it (`must`,
+`should`, ...), in plain Python values. Of SQL it knows AND, OR, NOT, =, <>, <, <=, >, >=, BETWEEN, IN, IS [NOT] NULL,
+list_contains(COLUMN, VALUE) and bare columns of true and false; text is compared in order only where it is a time. A
+comparison with null is neither true nor false, as in SQL; a list passes where one of its values does; a NaN was stored
+as null. Refused: all else, named, also what Qdrant would answer wrongly: order past 53 bits, and of decimals, which are
+stored as their text.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import json
 import re
 from collections.abc import Mapping
 from typing import Any
+
+import pyarrow as pa
 
 from embedctl.errors import UsageError
 
@@ -31,10 +35,16 @@ _ORDERS = {
 _MIRRORED = {"lt": "gt", "lte": "gte", "gt": "lt", "gte": "lte"}
 _OPPOSITE = {"lt": "gte", "lte": "gt", "gt": "lte", "gte": "lt"}
 _EXACT_FLOAT = 1 << 53
+_ALWAYS_THERE = ("id", "chunk", "char_start", "char_end", "token_count", "truncated")
+
+Value = str | int | float | bool | decimal.Decimal | datetime.datetime | datetime.date
 
 
-def parse_where(text: str) -> Filter:
-    """:raises UsageError: neither a filter in JSON nor SQL of the kind above; what is not understood is named."""
+def parse_where(text: str, kept: pa.Schema | None = None) -> Filter:
+    """kept: the columns that rows kept; None: not known, values are compared as they are written.
+
+    :raises UsageError: neither a filter in JSON nor SQL of the kind above; what is not understood is named.
+    """
     if text.lstrip().startswith("{"):
         try:
             found = json.loads(text)
@@ -45,7 +55,7 @@ def parse_where(text: str) -> Filter:
             named = repr(unknown[0]) if unknown else "nothing"
             raise UsageError(f"--where: a filter has {', '.join(_PARTS)}, not {named}", hint=_HINT)
         return dict(found)
-    return _Sql(text).filter()
+    return _Sql(text, kept).filter()
 
 
 def field_path(*names: str) -> str:
@@ -56,8 +66,9 @@ def field_path(*names: str) -> str:
 class _Sql:
     """One expression, parsed by DuckDB, whose own words for its tree are used here."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self, text: str, kept: pa.Schema | None) -> None:
+        self._text, self._kept = text, kept
+        self._types: dict[str, pa.DataType | None] = {}
 
     def filter(self) -> Filter:
         import duckdb
@@ -126,10 +137,33 @@ class _Sql:
     def _column(self, node: Node) -> str:
         if node["class"] != "COLUMN_REF":
             raise self._no("a comparison needs a plain column on one side and a value on the other")
-        return field_path(*node["column_names"])
+        names = list(node["column_names"])
+        kind = None if self._kept is None else self._kept_type(self._kept, names)
+        path = field_path(*names)
+        self._types[path] = kind
+        return path
 
-    def _value(self, node: Node) -> str | int | float | bool:
-        """What stands there, worked out by DuckDB itself; times as the payload writes them."""
+    def _kept_type(self, kept: pa.Schema, names: list[str]) -> pa.DataType | None:
+        """The innermost type; of a list, that of its values. Names without regard to case, as in SQL, become exact."""
+        known = [*kept.names, *(n for n in _ALWAYS_THERE if n not in kept.names)]
+        if names[0] not in known:
+            same = [n for n in known if n.lower() == names[0].lower()]
+            if not same:
+                raise self._no(f"no column {names[0]!r}; there are {', '.join(known)}")
+            names[0] = same[0]
+        if names[0] not in kept.names:
+            return None
+        kind: pa.DataType = kept.field(names[0]).type
+        for name in names[1:]:
+            if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
+                return None
+            kind = kind.field(name).type
+        while isinstance(kind, (pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.DictionaryType)):
+            kind = kind.value_type
+        return kind
+
+    def _value(self, node: Node) -> Value:
+        """What stands there, worked out by DuckDB itself."""
         import duckdb
 
         if _has_column(node):
@@ -142,23 +176,34 @@ class _Sql:
         except duckdb.Error as exc:
             raise self._no(str(exc).splitlines()[0]) from exc
         value = row[0] if row else None
-        if isinstance(value, (datetime.datetime, datetime.date)):
-            return value.isoformat()
-        if isinstance(value, decimal.Decimal):
-            return float(value)
-        if isinstance(value, (str, int, float)):
+        if isinstance(value, (str, int, float, decimal.Decimal, datetime.date)):
             return value
         raise self._no(f"{value!r} is no value to compare with; IS NULL finds what is missing")
 
-    def _equal(self, key: str, value: str | int | float | bool) -> Filter:
-        if isinstance(value, float) or (not isinstance(value, (bool, str)) and abs(value) <= _EXACT_FLOAT):
+    def _equal(self, key: str, value: Value) -> Filter:
+        kind = self._types.get(key)
+        if kind is not None:
+            if pa.types.is_decimal(kind):
+                return {"key": key, "match": {"value": self._decimal_text(value, kind)}}
+            if pa.types.is_uint64(kind) and isinstance(value, int) and 1 << 63 <= value < 1 << 64:
+                return {"key": key, "match": {"value": str(value)}}
+        value = self._typed(value, kind)
+        if isinstance(value, datetime.date):
+            return {"key": key, "range": {"gte": value.isoformat(), "lte": value.isoformat()}}
+        if isinstance(value, (bool, str)):
+            return {"key": key, "match": {"value": value}}
+        if _has_exact_order(value, kind):
             return {"key": key, "range": {"gte": float(value), "lte": float(value)}}  # also a whole number kept as 3.0
-        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        if value != int(value) or not -(1 << 63) <= value < 1 << 63:
             raise self._no(f"{value} is past what a whole number can be")
-        return {"key": key, "match": {"value": value}}
+        return {"key": key, "match": {"value": int(value)}}
 
-    def _order(self, key: str, op: str, value: str | int | float | bool) -> Filter:
-        if isinstance(value, bool) or (isinstance(value, int) and abs(value) > _EXACT_FLOAT):
+    def _order(self, key: str, op: str, value: Value) -> Filter:
+        kind = self._types.get(key)
+        if kind is not None and pa.types.is_decimal(kind):
+            raise self._no(f"{key} holds decimals, which have no order in Qdrant; it keeps them as text")
+        value = self._typed(value, kind)
+        if isinstance(value, bool) or not (isinstance(value, (str, datetime.date)) or _has_exact_order(value, kind)):
             raise self._no(f"{value} cannot be compared in order; Qdrant does so with 53 bits")
         if isinstance(value, str):
             try:
@@ -166,7 +211,40 @@ class _Sql:
             except ValueError as exc:
                 raise self._no(f"{value!r} is not a time, and text has no order in Qdrant") from exc
             return {"key": key, "range": {op: value}}
-        return {"key": key, "range": {op: float(value)}}
+        if isinstance(value, datetime.date):
+            return {"key": key, "range": {op: value.isoformat()}}
+        found: Filter = {"key": key, "range": {op: float(value)}}
+        if kind is not None and pa.types.is_uint64(kind) and op in ("gt", "gte"):  # past 63 bits they are text
+            return {"should": [found, _not(key, {"key": key, "range": {"gte": 0.0}})]}
+        return found
+
+    def _typed(self, value: Value, kind: pa.DataType | None) -> Value:
+        """Text that is compared with a column of times, as a time."""
+        if kind is None:
+            return value
+        if pa.types.is_time(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+            raise self._no(f"values of type {kind} cannot be compared in Qdrant")
+        if isinstance(value, str) and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+            try:
+                return datetime.datetime.fromisoformat(value)
+            except ValueError as exc:
+                raise self._no(f"{value!r} is not a time") from exc
+        return value
+
+    def _decimal_text(self, value: Value, kind: pa.DataType) -> str:
+        """As the payload writes it; a number that the column's type cannot hold is equal to none of its values."""
+        try:
+            number = decimal.Decimal(str(value))
+            return str(pa.array([number], kind).cast(pa.string())[0].as_py())
+        except decimal.InvalidOperation as exc:
+            raise self._no(f"{value!r} is not a number") from exc
+        except pa.ArrowInvalid:
+            return f"={value}"
+
+
+def _has_exact_order(value: int | float | decimal.Decimal, kind: pa.DataType | None) -> bool:
+    """Whether Qdrant, which compares as float64, and SQL agree."""
+    return isinstance(value, float) or -_EXACT_FLOAT < value < _EXACT_FLOAT or pa.types.is_floating(kind or pa.null())
 
 
 def _not(key: str, inner: Filter) -> Filter:

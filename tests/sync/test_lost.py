@@ -150,3 +150,34 @@ def test_a_file_that_was_begun_and_not_finished_is_read_again(tmp_path: Path, mo
     summary = job.sync(spec_of(world, out, slice_bytes=100_000), Silent())
     assert (summary.rows.read, summary.rows.unchanged) == (60, begun)
     assert rows_in(out) == fresh_rows(world, tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("loss", ["ledger", "torn_ledger"])
+def test_what_cannot_mend_a_ledger_names_what_can(loss: str, tmp_path: Path) -> None:
+    world, out = _lived(tmp_path, 2)
+    LOSSES[loss](out)
+    before = rows_in(out)
+    commands: list[Callable[[], object]] = [
+        lambda: compact(str(out), Silent()),
+        lambda: verify.verify(str(out), listener=Silent()),
+        lambda: job.sync(spec_of(world, out), Silent(), dry_run=True),
+    ]
+    for command in commands:
+        with pytest.raises(EmbedctlError, match="its ledger is gone") as raised:
+            command()
+        assert f"embedctl state rebuild {out}" in str(raised.value.hint)
+    assert rebuild.rebuild(str(out), listener=Silent())["finished"]
+    assert rows_in(out) == before
+    assert verify.verify(str(out), listener=Silent())["ok"]
+    assert compact(str(out), Silent()).rows.balanced()
+
+
+def test_embed_does_not_plan_over_parts_of_many_nights(tmp_path: Path) -> None:
+    world, out = _lived(tmp_path, 1)
+    _all(out)
+    with pytest.raises(PlanMismatch, match="its plan is gone") as raised:
+        job.embed(spec_of(world, out), Silent())
+    assert "embedctl sync" in str(raised.value.hint)
+    assert not list((out / STATE).glob("plan-*.json"))
+    assert job.sync(spec_of(world, out), Silent()).rows.balanced()
+    assert rows_in(out) == fresh_rows(world, tmp_path / "fresh")
