@@ -27,7 +27,15 @@ from embedctl.records import Batch
 from embedctl.sinks.memory import MemorySink
 from embedctl.sinks.parquet import ParquetSink
 from embedctl.spec import JobSpec
+from embedctl.storage import LocalStorage
 from embedctl.tokens.tokenize import set_threads
+
+
+class NoSink(MemorySink):
+    """In the place of a folder."""
+
+    def __init__(self, _storage: LocalStorage) -> None:
+        super().__init__()
 
 
 class NoEncoder:
@@ -59,7 +67,7 @@ def main(request: Mapping[str, Any]) -> dict[str, Any]:
     folder = find_model(request["model"], offline=True)
     clock = Clock()
     wiring.open_planned_encoder = lambda *_: NoEncoder(folder.hidden_dim or 384)
-    _exchange(ParquetSink, lambda _: MemorySink())
+    _exchange(ParquetSink, NoSink)
     _exchange(pipeline.run, clock.run)
     texts = _texts(request["rows"])
     ours, library = [], []

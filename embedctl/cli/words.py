@@ -78,9 +78,8 @@ def summary_lines(summary: Summary) -> list[str]:
     if rows["dead"]:
         letters = summary.details.get("dead_letters")
         lines.append(f"  dead     {letters}" if isinstance(letters, str) else "  dead")
-        lines.append(
-            f"  try: embedctl status {summary.destination} --dead; after a fix: embedctl retry {summary.destination}"
-        )
+        again = "" if summary.details.get("loaded") else f"; after a fix: embedctl retry {summary.destination}"
+        lines.append(f"  try: embedctl status {summary.destination} --dead{again}")
     if summary.exit_code in RESUMABLE:
         lines.append("  try: the same command again; it goes on where this one stopped")
     return lines

@@ -30,6 +30,8 @@ def summary_of(
     tokens, padded = sum(r.tokens for r in records), sum(r.padded_tokens for r in records)
     details: dict[str, Any] = {"model": plan.model["name"], "dim": plan.outputs[0].dim, "generation": plan.generation}
     details |= {"run_tokens": run_tokens}
+    if plan.is_loaded:
+        details["loaded"] = True
     if rows.dead:
         details["dead_letters"] = f"{storage.root}/{STATE}/dead_letters.jsonl"
     return Summary(

@@ -26,6 +26,7 @@ _STORED: dict[str, type[np.generic]] = {
     "float32": np.float32, "float16": np.float16, "int8": np.int8, "uint8": np.uint8, "binary": np.int8,
     "ubinary": np.uint8,
 }  # fmt: skip
+_FLOAT32 = np.finfo(np.float32)
 _MAX_INDEX = (1 << 32) - 1
 
 Reasons = dict[int, str]
@@ -102,6 +103,9 @@ def _stored(numbers: np.ndarray, spec: OutputSpec) -> tuple[np.ndarray, Reasons]
     if kind in FLOATS:
         for row in np.flatnonzero(all_zero(stored)).tolist():
             bad.setdefault(row, "the vector is zero")
+        squares = np.square(stored, dtype=np.float64).sum(axis=1)  # which stores take in float32
+        for row in np.flatnonzero((squares > _FLOAT32.max) | (squares < _FLOAT32.tiny)).tolist():
+            bad.setdefault(row, "the vector's length is outside of what float32 can square")
     return stored, bad
 
 

@@ -122,12 +122,9 @@ class MilvusEngine:
                 indexes.add_index(field.name, index_type=kind, index_name=name, metric_type=field.metric, params=params)
         for column in self._indexed(fields):
             indexes.add_index(column, index_type="INVERTED", index_name=f"{column}_idx")
-        properties = {_TAG: plan.job, _COLUMNS: named_columns(fields)}
+        asked = {"properties": {_TAG: plan.job, _COLUMNS: named_columns(fields)}, "consistency_level": "Strong"}
         try:
-            self._call(
-                "create_collection", schema=schema, index_params=indexes, properties=properties,
-                consistency_level="Strong",
-            )  # fmt: skip
+            self._call("create_collection", schema=schema, index_params=indexes, **asked)
         except SinkError:
             if not self.exists():  # else by another shard of this run, or a try whose reply was lost
                 raise

@@ -125,3 +125,13 @@ def test_what_is_written_is_what_is_read():
 
 def _arrays(values):
     return [values] if isinstance(values, np.ndarray) else [getattr(values, name) for name in type(values).__slots__]
+
+
+@pytest.mark.parametrize("size", [1e30, 1e-30])
+def test_a_length_that_float32_cannot_square_is_no_vector(size: float) -> None:
+    """Stores normalise in float32: such a vector would stand there as zeros or Inf."""
+    spec = OutputSpec(name="embedding", kind="dense", dim=4)
+    column = pa.array([[1.0, 0.0, 2.0, 0.0], [size, size, 0.0, 0.0]], pa.list_(pa.float32(), 4))
+    _, bad = values_of(column, spec)
+    assert list(bad) == [1]
+    assert "square" in bad[1]
