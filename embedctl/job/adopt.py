@@ -24,7 +24,7 @@ from embedctl.job.delete import is_begun
 from embedctl.ledger.segments import Contents, Ledger
 from embedctl.plan import Plan
 from embedctl.records import WindowKey, WindowRecord
-from embedctl.sinks import parquet
+from embedctl.sinks import parquet, versions
 from embedctl.sinks.parts import window_in
 from embedctl.sources import changes
 from embedctl.storage import LocalStorage
@@ -89,12 +89,14 @@ def restore(storage: LocalStorage, plan: Plan) -> int:
     records = [newest[k].record for k in sorted(newest)]
     events: list[dict[str, Any]] = [{"kind": "job", "job": plan.job}]
     synced = _newest_sync(storage, plan)
-    if synced is not None:
+    ledger = Ledger(storage)
+    known = ending.base_of(ledger.contents)
+    if synced is not None and (known is None or known["generation"] < synced.generation):
         events.append(_base(storage, synced, records))
     if _was_finished(storage, plan):
         events.append({"kind": ending.FINALISED, "generation": plan.generation, "round": 0})
     events.append({"kind": REBUILT, "generation": plan.generation})
-    Ledger(storage).append(*events, *records)
+    ledger.append(*events, *records)
     for part in found:
         if newest[part.record.key] is not part:
             storage.delete(part.name)
@@ -175,9 +177,12 @@ def _base(storage: LocalStorage, synced: Plan, records: Sequence[WindowRecord]) 
 
 
 def _was_finished(storage: LocalStorage, plan: Plan) -> bool:
-    """A sync's list of changes, and a delete's list of ids, are removed when it is finished."""
+    """A sync's list of changes, and a delete's list of ids, are removed when it is finished; a sync's readers have been
+    led to its version before."""
     if plan.is_sync:
-        return not changes.is_whole(storage, plan.generation)
+        now = versions.current(storage)
+        led = now is None or versions.generation_of(now) >= plan.generation
+        return led and not changes.is_whole(storage, plan.generation)
     return plan.targets == () and not is_begun(storage, plan)
 
 

@@ -7,9 +7,10 @@ state of all live rows. Every step may be killed and done again.
 from __future__ import annotations
 
 import io
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,7 +41,30 @@ def drop_replaced(plan: Plan, storage: LocalStorage, ledger: Ledger, sink: Sink)
     if MERGE in details:
         ledger.append({"kind": RETIRED, "keys": details[MERGE]["retired"]})
         return
-    windows = details["windows"]
+    todo = _drops(plan, storage, ledger, sink, details["windows"])
+    for drop, changed in _carried_out(todo, sink):
+        failpoints.hit("after-drop")
+        key = drop.record.key
+        emptied = not changed.units and changed.part is None
+        retired = {"kind": RETIRED, "keys": [[key.generation, key.slice, key.window]]}
+        ledger.append(retired if emptied else changed)
+        if not isinstance(sink, Hashed):
+            kept_hashes.delete(storage, key, drop.record.revision)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drop:
+    """rows, by number among the live ones of `record`'s window, leave it; `changed`: its record then."""
+
+    record: WindowRecord
+    changed: WindowRecord
+    rows: np.ndarray
+
+
+def _drops(
+    plan: Plan, storage: LocalStorage, ledger: Ledger, sink: Sink, windows: Sequence[Sequence[int]]
+) -> Iterator[_Drop]:
+    """What is still to be taken out, window by window."""
     names = read_array(storage, plan.generation, DROPS)
     places = names >> np.uint64(32)
     for place in np.unique(places).tolist():
@@ -61,13 +85,27 @@ def drop_replaced(plan: Plan, storage: LocalStorage, ledger: Ledger, sink: Sink)
             record, revision=ledger.contents.next_revision(record.key), books=_books_without(record, rows)
         )
         keep_hashes(record, changed, rows, storage, sink)
-        failpoints.hit("before-drop")
-        changed = sink.drop_rows(record, changed, rows.tolist())
-        failpoints.hit("after-drop")
-        emptied = not changed.units and changed.part is None
-        ledger.append({"kind": RETIRED, "keys": [[generation, slice_, window]]} if emptied else changed)
-        if not isinstance(sink, Hashed):
-            kept_hashes.delete(storage, record.key, record.revision)
+        yield _Drop(record=record, changed=changed, rows=rows)
+
+
+def _carried_out(todo: Iterator[_Drop], sink: Sink) -> Iterator[tuple[_Drop, WindowRecord]]:
+    """Each with the record that came of it, in order; as many windows at a time as the sink can."""
+    at_once: int = getattr(sink, "drops_at_once", 1)
+    if at_once == 1:
+        for drop in todo:
+            failpoints.hit("before-drop")
+            yield drop, sink.drop_rows(drop.record, drop.changed, drop.rows.tolist())
+        return
+    with ThreadPoolExecutor(at_once, thread_name_prefix="drop") as pool:
+        pending: deque[tuple[_Drop, Future[WindowRecord]]] = deque()
+        for drop in todo:
+            failpoints.hit("before-drop")
+            pending.append((drop, pool.submit(sink.drop_rows, drop.record, drop.changed, drop.rows.tolist())))
+            if len(pending) >= at_once:
+                first, done = pending.popleft()
+                yield first, done.result()
+        for drop, done in pending:
+            yield drop, done.result()
 
 
 def only_moves(plan: Plan, storage: LocalStorage) -> bool:

@@ -53,7 +53,9 @@ class Sink(Protocol):
         ...
 
     def drop_rows(self, record: WindowRecord, output: WindowRecord, rows: Sequence[int]) -> WindowRecord:
-        """Take rows, by number among the window's live rows, out of a committed window; `output` is its new record."""
+        """Take rows, by number among the window's live rows, out of a committed window; `output` is its new record.
+
+        A sink that can do this for several windows at a time says for how many: `drops_at_once`, an int."""
         ...
 
     def before_change(self, plan: Plan, records: Sequence[WindowRecord]) -> None:

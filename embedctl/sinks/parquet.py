@@ -46,6 +46,9 @@ _POSITIONS, _HASHES = b"embedctl.positions", b"embedctl.hashes"
 class ParquetSink:
     """A folder on a local or mounted file system."""
 
+    drops_at_once = 2
+    """See `Sink.drop_rows`: parts are read, compressed and written outside of Python."""
+
     def __init__(self, storage: LocalStorage) -> None:
         self._storage = storage
         self._plan: Plan | None = None
