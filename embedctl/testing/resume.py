@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 COMMIT_POINTS = ("before-part", "staged", "after-part", "before-ledger", "after-ledger")
@@ -42,6 +43,15 @@ def run_and_kill(arguments: Sequence[str], after_s: float, *, signum: int = sign
     if process.poll() is None:
         process.send_signal(signum)
     return process.wait(timeout=_PATIENCE_S)
+
+
+def moments(arguments: Sequence[str], seed: int) -> Iterator[float]:
+    """Seconds after which to kill a run: somewhere in what this command takes whole, now and here."""
+    began = time.monotonic()
+    run(arguments)
+    whole_s, chance = time.monotonic() - began, random.Random(seed)
+    while True:
+        yield whole_s * chance.uniform(0.3, 1.0)
 
 
 def parts(destination: Path) -> dict[str, str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from embedctl.testing.resume import COMMIT_POINTS, assert_same_after_resume, parts, run, run_and_kill
+from embedctl.testing.resume import COMMIT_POINTS, assert_same_after_resume, moments, parts, run, run_and_kill
 from tests.resume.conftest import ROWS, SMALL, row
 
 
@@ -46,12 +45,12 @@ def test_killed_at_every_boundary_in_turn(corpus: Path, unbroken: Path, tmp_path
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_killed_at_random_moments(corpus: Path, unbroken: Path, tmp_path: Path) -> None:
-    chance = random.Random(str(corpus.name))
+    after_s = moments([*arguments(corpus), "--to", str(tmp_path / "whole")], seed=len(str(corpus.name)))
     kills = 0
-    for attempt in range(40):
+    for attempt in range(120):
         out = tmp_path / f"out{attempt}"
         slow = [*arguments(corpus), "--to", str(out)]
-        while run_and_kill(slow, chance.uniform(0.3, 1.2)) == -9:
+        while run_and_kill(slow, next(after_s)) == -9:
             kills += 1
         assert parts(out) == parts(unbroken)
         if kills >= 25:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from embedctl.sinks.lancedb import LanceSink, _of_window, open_lancedb
 from embedctl.sinks.parts import output_array
 from embedctl.spec import JobSpec
 from embedctl.storage import LocalStorage
-from embedctl.testing.resume import run, run_and_kill
+from embedctl.testing.resume import moments, run, run_and_kill
 from embedctl.testing.sink_contract import SinkContract, output, plan
 from tests.sinks import duplicated
 from tests.sinks.duplicated import assert_whole, embed
@@ -92,11 +91,13 @@ def test_unbroken_then_again(corpus: Path, uri: str) -> None:
 
 @pytest.mark.slow
 def test_killed_at_random_moments(corpus: Path, uri: str) -> None:
-    chance, kills = random.Random(2), 0
-    for attempt in range(6):
-        while run_and_kill(embed(corpus, f"{uri}{attempt}"), chance.uniform(0.5, 1.5)) == -9:
+    after_s, kills = moments(embed(corpus, f"{uri}unbroken"), seed=2), 0
+    for attempt in range(20):
+        while run_and_kill(embed(corpus, f"{uri}{attempt}"), next(after_s)) == -9:
             kills += 1
         assert_whole(rows_of(f"{uri}{attempt}"))
+        if kills >= 6:
+            break
     assert kills >= 6
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +12,7 @@ import pytest
 from embedctl.errors import SinkError
 from embedctl.sinks import qdrant_edge
 from embedctl.sinks.stores import point_id
-from embedctl.testing.resume import run, run_and_kill
+from embedctl.testing.resume import moments, run, run_and_kill
 
 edge = pytest.importorskip("qdrant_edge")
 
@@ -98,12 +97,14 @@ def test_killed_at_a_commit_boundary(corpus: Path, tmp_path: Path, point: str, w
 
 @pytest.mark.slow
 def test_killed_at_random_moments(corpus: Path, tmp_path: Path) -> None:
-    chance, kills = random.Random(1), 0
-    for attempt in range(8):
+    after_s, kills = moments(embed(corpus, tmp_path / "unbroken"), seed=1), 0
+    for attempt in range(20):
         store = tmp_path / f"store{attempt}"
-        while run_and_kill(embed(corpus, store), chance.uniform(0.2, 0.8)) == -9:
+        while run_and_kill(embed(corpus, store), next(after_s)) == -9:
             kills += 1
         assert_whole(store)
+        if kills >= 8:
+            break
     assert kills >= 8
 
 
