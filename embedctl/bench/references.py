@@ -1,7 +1,8 @@
 """What the reference libraries find for the same questions: their vectors, searched exactly in numpy, by rank.
 
 Enters: a model and texts. Leaves: float64 scores (questions, documents), minus infinity where a document is no
-neighbour at all, and runs made of them. sentence-transformers computes in float32 on the CPU; BM25 is fastembed's.
+neighbour at all, and runs made of them. sentence-transformers computes in float32 on the CPU; static vectors are
+model2vec's, BM25 is fastembed's.
 Refused: a library that is not installed, by its ImportError.
 """
 
@@ -24,12 +25,13 @@ def dense(path: str, questions: Sequence[str], documents: Sequence[str]) -> tupl
 
 def static(path: str, questions: Sequence[str], documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Unit float32 (Q, C) and (N, C) of a model2vec folder."""
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+    from model2vec import StaticModel
 
-    return _encoded(
-        SentenceTransformer(modules=[StaticEmbedding.from_model2vec(path)], device="cpu"), questions, documents
-    )
+    # Not sentence-transformers' reading of the folder, which cuts nothing and averages unknown tokens too.
+    model = StaticModel.from_pretrained(path)
+    made = [model.encode(list(texts)).astype(np.float32) for texts in (questions, documents)]
+    norms = [np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30) for vectors in made]
+    return made[0] / norms[0], made[1] / norms[1]
 
 
 def _encoded(model: Any, questions: Sequence[str], documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

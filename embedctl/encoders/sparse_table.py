@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from embedctl.errors import EncoderError, ModelError
+from embedctl.encoders.tables import read_tables
+from embedctl.errors import EncoderError
 from embedctl.heads.sparse import Pruning, greatest_of_each
 from embedctl.models.files import read_object
 from embedctl.models.folder import ModelFolder
@@ -62,13 +63,7 @@ def _weights(folder: ModelFolder, table: SparseTable) -> np.ndarray:
     """float32 (V,)."""
     if table.path.suffix == ".json":
         return _by_token(folder, table)
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        weights: np.ndarray = load_file(table.path)["weight"].astype(np.float32)
-    except (SafetensorError, OSError, KeyError, TypeError) as exc:
-        raise ModelError(f"{table.path}: cannot be opened: {exc}") from exc
+    weights: np.ndarray = read_tables(table.path)["weight"].astype(np.float32)
     return weights
 
 

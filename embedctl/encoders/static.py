@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from embedctl.errors import EncoderError, ModelError
+from embedctl.encoders.tables import read_tables
+from embedctl.errors import EncoderError
 from embedctl.models.files import read_object
 from embedctl.models.folder import ModelFolder
 from embedctl.models.modules import Normalize
@@ -34,7 +35,7 @@ class StaticEncoder:
         self._folder = folder
         self._dim = dim or folder.output_dim
         self.dims: Mapping[OutputKind, int] = {"dense": self._dim}
-        tensors = _tensors(folder)
+        tensors = read_tables(folder.weights[0])
         table = tensors.get("embedding.weight")
         self._table = tensors["embeddings"] if table is None else table
         self._mapping, self._weights = tensors.get("mapping"), tensors.get("weights")
@@ -116,17 +117,6 @@ def _spans(offsets: np.ndarray) -> list[tuple[int, int]]:
 def _unit(x: np.ndarray) -> np.ndarray:
     norms = np.linalg.norm(x, axis=1, keepdims=True)
     return (x / np.where(norms == 0, 1, norms)).astype(np.float32)
-
-
-def _tensors(folder: ModelFolder) -> dict[str, np.ndarray]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        tensors: dict[str, np.ndarray] = load_file(folder.weights[0])
-    except (SafetensorError, OSError, KeyError, TypeError) as exc:
-        raise ModelError(f"{folder.weights[0]}: cannot be opened: {exc}") from exc
-    return tensors
 
 
 def _unknown_token(folder: ModelFolder) -> int | None:

@@ -8,6 +8,7 @@ otherwise be random numbers), decoders whose encoder cannot stand alone.
 from __future__ import annotations
 
 import contextlib
+import pickle
 import warnings
 from collections.abc import Iterator
 from logging import CRITICAL
@@ -155,5 +156,7 @@ def quiet() -> Iterator[None]:
 
 
 def _first_line(exc: BaseException) -> str:
+    if isinstance(exc, pickle.UnpicklingError):  # torch's words advise to open it all the same
+        return "its pickle is damaged, or holds more than tensors"
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(exc).__name__

@@ -34,6 +34,8 @@ from embedctl.storage import LocalStorage
 from embedctl.tokens.pack import padding_of, split_batch
 
 MAX_CHANNEL_BYTES = 16 << 20
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+"""Names that folders give to the prompt of documents, the likelier first."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,7 +157,7 @@ class Encoding:
                     f"begun with {_told(known[0])}, going on with {_told(engine)}: "
                     "vectors agree closely, not to the byte"
                 )
-            for note in told.get("notes", []):
+            for note in [*told.get("notes", []), *_unused_prompt(self.plan.passes[number])]:
                 self.listener.note(str(note))
 
     def _check_source(self, files: Sequence[int]) -> None:
@@ -226,3 +228,11 @@ def _whole_slices(reader: WindowReader) -> WindowsOf:
 
 def _told(engine: Mapping[str, str | None]) -> str:
     return ", ".join(str(v) for v in engine.values() if v)
+
+
+def _unused_prompt(one: Pass) -> list[str]:
+    """Some models' queries have a prompt and so have their documents, which nobody asked for here."""
+    named = [name for name in DOCUMENT_PROMPTS if (one.model.get("prompts") or {}).get(name)]
+    if one.resolved["prompt"] or not named:
+        return []
+    return [f"{one.asked} has a prompt for documents, {one.model['prompts'][named[0]]!r}: --prompt-name {named[0]}"]

@@ -117,6 +117,9 @@ def open_library(found: Lexical, *, offline: bool, **options: Any) -> Any:
         raise ModelError(
             f"--model: {found.name} is computed by fastembed, which is not installed", hint=INSTALL
         ) from exc
+    from loguru import logger
+
+    logger.disable("fastembed")  # its remarks on stderr; what matters becomes an error below
     given: dict[str, Any] = {**found.settings, **({"specific_model_path": found.path} if found.path else {}), **options}
     try:
         return SparseTextEmbedding(found.name, local_files_only=offline, **given)

@@ -5,6 +5,7 @@ Enters: a module's entry, or a folder. Leaves: records of `modules`. Refuses: wh
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -103,4 +104,5 @@ def _rows_of(path: Path) -> int:
     try:
         return int(torch.load(path, map_location="cpu", weights_only=True)["weight"].shape[0])
     except Exception as exc:
-        raise ModelError(f"{path}: not a linear layer saved by torch: {exc}") from exc
+        reason = "it holds more than tensors" if isinstance(exc, pickle.UnpicklingError) else type(exc).__name__
+        raise ModelError(f"{path}: not a linear layer saved by torch: {reason}") from exc

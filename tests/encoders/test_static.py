@@ -9,6 +9,8 @@ import pytest
 
 from embedctl.encoders.open import open_encoder
 from embedctl.encoders.static import StaticEncoder, _spans
+from embedctl.encoders.tables import read_tables
+from embedctl.errors import ModelError
 from embedctl.models.load import find_model
 from tests.parity import families
 
@@ -47,6 +49,30 @@ def test_model2vec_folder() -> None:
     families.assert_close(families.encode(encoder, tokens), theirs.encode(texts))
     cut = families.encode(StaticEncoder(folder, dim=16), tokens)
     assert np.allclose(np.linalg.norm(cut, axis=1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["BF16", "F16", "F64"])
+def test_tables_of_other_types(kind: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    dtype = {"BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}[kind]
+    table = torch.randn(families.VOCAB, 24, generator=torch.Generator().manual_seed(2)).to(dtype)
+    ids = torch.arange(3, dtype=torch.int64)
+    save_file({"mapping": ids, "embeddings": table, "none": table[:0]}, tmp_path / "model.safetensors")
+    found = read_tables(tmp_path / "model.safetensors")
+    assert np.array_equal(found["embeddings"].astype(np.float64), table.double().numpy())
+    assert (found["none"].shape, found["mapping"].tolist()) == ((0, 24), [0, 1, 2])
+
+
+def test_numbers_that_numpy_has_not_are_refused(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    path = tmp_path / "model.safetensors"
+    save_file({"embeddings": torch.zeros(4, 2).to(torch.float8_e4m3fn)}, path)
+    with pytest.raises(ModelError, match="cannot be opened"):
+        read_tables(path)
 
 
 def test_spans_cover_every_sequence_once() -> None:

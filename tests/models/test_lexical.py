@@ -104,6 +104,11 @@ def test_what_is_refused(embedctl: Command, folder: Path, corpus: Path) -> None:
             parse(text)
     with pytest.raises(ModelError, match="cannot be opened"):
         find_model("bm42", offline=True)
+    absent = embedctl("embed", corpus, "--model", "bm42", "--offline", "--to", "a")
+    assert absent.returncode == 2
+    assert absent.stderr.startswith("error: --model: Qdrant/bm42-all-minilm-l6-v2-attentions cannot be opened"), (
+        absent.stderr
+    )
     piped = embedctl("embed", "-", "--model", f"bm25:avg_len=auto,path={folder}", "--to", "s", input='{"text": "a"}\n')
     assert piped.returncode == 2
     assert "reads the corpus twice" in piped.stderr

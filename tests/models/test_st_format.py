@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,16 @@ def test_pickle_needs_leave(folder: Path) -> None:
     encoder = open_encoder(model, dtype="float32", device="cpu", threads=1)
     sequences = families.tokens_of(families.TEXTS)
     families.assert_close(families.encode(encoder, sequences), families.reference(folder, sequences))
+
+
+def test_code_in_allowed_pickles_is_not_run(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"weight": Path}))
+    from embedctl.encoders.open import open_encoder
+
+    model = find_model(str(folder), allow_pickle=True)
+    with pytest.raises(ModelError, match=r"cannot open it: its pickle is damaged, or holds more than tensors$"):
+        open_encoder(model, dtype="float32", device="cpu", threads=1)
 
 
 def test_custom_code_needs_leave(folder: Path) -> None:
