@@ -216,7 +216,7 @@ def load(storage: Storage, generation: int | None = None) -> Plan | None:
     except (ValueError, KeyError, TypeError) as exc:
         raise PlanMismatch(
             f"{storage.uri}/{_name(generation)}: not a readable plan ({exc})",
-            hint="choose another destination with --to",
+            hint=f"bring it back from a copy, or move it away, then: embedctl state rebuild {storage.uri}",
         ) from exc
 
 

@@ -27,7 +27,7 @@ from embedctl.records import WindowKey, WindowRecord
 from embedctl.sinks import parquet, versions
 from embedctl.sinks.parts import window_in
 from embedctl.sources import changes
-from embedctl.storage import LocalStorage
+from embedctl.storage import STATE, LocalStorage
 
 REBUILT = "rebuilt"
 """Kind of the event that a generation's books were made from parts: where its rows are from is not known."""
@@ -53,7 +53,9 @@ def parts_of(root: Path) -> list[Part]:
 
 def is_damaged(storage: LocalStorage, plan: Plan, contents: Contents) -> bool:
     """Whether the ledger of a later generation is gone, or the end of it: such a generation begins with books and
-    windows, and what it was to do is removed only after the ledger says that it is finished."""
+    windows, and what it was to do is removed only after the ledger says that it is finished. Or the newest plan is."""
+    if _is_older(storage, plan, contents):
+        return True
     if plan.generation == 1 or ending.is_finalised(plan, contents):
         return False
     bare = not contents.windows and not any(e["kind"] != "job" for e in contents.events)
@@ -63,9 +65,23 @@ def is_damaged(storage: LocalStorage, plan: Plan, contents: Contents) -> bool:
 def refuse_damaged(storage: LocalStorage, plan: Plan, contents: Contents) -> None:
     """:raises BooksError: see `is_damaged`."""
     if is_damaged(storage, plan, contents):
-        raise BooksError(
-            f"{storage.uri}: its ledger is gone, or the end of it", hint=f"embedctl state rebuild {storage.uri}"
-        )
+        what = "newest plan is gone" if _is_older(storage, plan, contents) else "ledger is gone, or the end of it"
+        raise BooksError(f"{storage.uri}: its {what}", hint=f"embedctl state rebuild {storage.uri}")
+
+
+def _is_older(storage: LocalStorage, plan: Plan, contents: Contents) -> bool:
+    """Whether the ledger, or a part where that is gone too, is of a later generation than any plan. A plan is there
+    before them, so that one which another run has just made is found by looking again."""
+    told = _generation_in(contents)
+    if not ending.is_finalised(plan, contents):
+        keys = (window_in(p.name) for p in storage.root.glob("*.parquet"))
+        told = max([told, *(k[0].generation for k in keys if k is not None)])
+    return told > plan.generation and told > (plans.load(storage) or plan).generation
+
+
+def _generation_in(contents: Contents) -> int:
+    events = [int(e["generation"]) for e in contents.events if e["kind"] in (ending.BASE, ending.FINALISED)]
+    return max([0, *events, *(k.generation for k in contents.windows)])
 
 
 def is_rebuilt(plan: Plan, contents: Contents) -> bool:
@@ -73,11 +89,38 @@ def is_rebuilt(plan: Plan, contents: Contents) -> bool:
     return any(e["kind"] == REBUILT and e["generation"] == plan.generation for e in contents.events)
 
 
-def restore(storage: LocalStorage, plan: Plan) -> int:
-    """Write the ledger of the newest plan from the parts; how many windows. The caller holds the lease on planning.
+def mend(storage: LocalStorage, plan: Plan) -> tuple[Plan, int]:
+    """Write the ledger of the newest plan from the parts, and first a plan in place of one that is gone: the plan, and
+    how many windows. The caller holds the lease on planning.
 
-    :raises BooksError: a part cannot be read, or is another job's.
+    :raises BooksError: a part cannot be read, or is another job's. :raises PlanMismatch: the plan that is gone was not
+    like this one.
     """
+    contents = Ledger(storage).contents
+    if not _is_older(storage, plan, contents):
+        return plan, _restore(storage, plan)
+    found = parts_of(storage.root)
+    other = [p.name for p in found if p.recipe != plan.recipe]
+    if other:
+        raise PlanMismatch(
+            f"{storage.root / other[0]}: its plan is gone, and it was made with other settings than the plan before",
+            hint=f"bring it back from a copy, or move {STATE}/plan-*.json away: embedctl sync with the settings it was "
+            "made with takes it over",
+        )
+    return _stand_in(storage, plan, found)
+
+
+def _stand_in(storage: LocalStorage, like: Plan, found: Sequence[Part]) -> tuple[Plan, int]:
+    """A finished generation after all that the parts and the ledger know of; nothing tells which files it was of."""
+    known = _generation_in(Ledger(storage).contents)
+    generation = 1 + max([known, *(p.record.key.generation for p in found)])
+    plan = replace(like, generation=generation, snapshot="", slices=(), targets=None, changes=generation)
+    changes.clear(storage, generation - 1)
+    plans.publish(storage, plan)
+    return plan, _restore(storage, plan)
+
+
+def _restore(storage: LocalStorage, plan: Plan) -> int:
     found = parts_of(storage.root)
     foreign = [p.name for p in found if p.job != plan.job]
     if foreign:
@@ -87,18 +130,21 @@ def restore(storage: LocalStorage, plan: Plan) -> int:
         if part.record.key not in newest or part.record.revision > newest[part.record.key].record.revision:
             newest[part.record.key] = part
     records = [newest[k].record for k in sorted(newest)]
-    events: list[dict[str, Any]] = [{"kind": "job", "job": plan.job}]
-    synced = _newest_sync(storage, plan)
     ledger = Ledger(storage)
+    ledger.append({"kind": "job", "job": plan.job}, *records)
+    records = ending.live_records(ledger.contents)
+    events: list[dict[str, Any]] = []
+    synced = _newest_sync(storage, plan)
     known = ending.base_of(ledger.contents)
     if synced is not None and (known is None or known["generation"] < synced.generation):
         events.append(_base(storage, synced, records))
     if _was_finished(storage, plan):
         events.append({"kind": ending.FINALISED, "generation": plan.generation, "round": 0})
     events.append({"kind": REBUILT, "generation": plan.generation})
-    ledger.append(*events, *records)
+    ledger.append(*events)
+    live = {r.part for r in records}
     for part in found:
-        if newest[part.record.key] is not part:
+        if part.name not in live:
             storage.delete(part.name)
     return len(records)
 
@@ -106,7 +152,7 @@ def restore(storage: LocalStorage, plan: Plan) -> int:
 def refuse_foreign(storage: LocalStorage, draft: Plan) -> None:
     """:raises PlanMismatch: parts whose plan is gone are there, and not all of this draft's own first generation."""
     found = parts_of(storage.root)
-    if not found or _all_of(draft, found):
+    if not found or _all_of(storage, draft, found):
         return
     alike = {p.job for p in found} == {found[0].job} and found[0].recipe == draft.recipe and draft.id_column
     raise PlanMismatch(
@@ -123,20 +169,16 @@ def take_over(storage: LocalStorage, draft: Plan) -> bool:
     draft: what the command would plan. :raises PlanMismatch: the parts were made with other settings.
     """
     found = parts_of(storage.root)
-    if not found or _all_of(draft, found):
+    if not found or _all_of(storage, draft, found):
         return False
     _check_alike(storage, draft, found)
-    generation = 1 + max(p.record.key.generation for p in found)
-    plan = replace(
-        draft, job=found[0].job, generation=generation, snapshot="", slices=(), targets=None, changes=generation
-    )
-    plans.publish(storage, plan)
-    restore(storage, plan)
+    _stand_in(storage, replace(draft, job=found[0].job), found)
     return True
 
 
-def _all_of(draft: Plan, found: Sequence[Part]) -> bool:
-    return all(p.job == draft.job and p.record.key.generation == 1 for p in found)
+def _all_of(storage: LocalStorage, draft: Plan, found: Sequence[Part]) -> bool:
+    later = _generation_in(Ledger(storage).contents) > 1
+    return not later and all(p.job == draft.job and p.record.key.generation == 1 for p in found)
 
 
 def _check_alike(storage: LocalStorage, draft: Plan, found: Sequence[Part]) -> None:
@@ -179,6 +221,8 @@ def _base(storage: LocalStorage, synced: Plan, records: Sequence[WindowRecord]) 
 def _was_finished(storage: LocalStorage, plan: Plan) -> bool:
     """A sync's list of changes, and a delete's list of ids, are removed when it is finished; a sync's readers have been
     led to its version before."""
+    if plan.is_sync and not plan.snapshot:  # see _stand_in; and what compacts or rolls back to one
+        return not changes.is_whole(storage, plan.generation)
     if plan.is_sync:
         now = versions.current(storage)
         led = now is None or versions.generation_of(now) >= plan.generation

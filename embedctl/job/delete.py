@@ -108,12 +108,15 @@ class Deleting:
         return plan
 
     def check_finished(self, plan: Plan) -> None:
-        """:raises PlanMismatch: rows may still be on their way."""
+        """:raises PlanMismatch: rows may still be on their way. :raises BooksError: the ledger or the plan is gone."""
+        from embedctl.job import adopt
+
         if not self._finalised(plan):
             raise PlanMismatch(
                 f"{self.found.uri}: the job there is not finished",
                 hint="finish it first, with the command that began it",
             )
+        adopt.refuse_damaged(self.found.storage, plan, Ledger(self.found.storage).contents)
 
     def run(self, plan: Plan, ids: Sequence[str], *, dry_run: bool) -> dict[str, Any]:
         """Counts of what went, or would go."""

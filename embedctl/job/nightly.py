@@ -69,13 +69,13 @@ class Nightly:
         last = plans.load(storage)
         assert last is not None
         check_ids(last)
+        last = self._restored(last)
         if self._migrates(last):
             from embedctl.job.migrate import Migration
 
             return Migration(nightly=self).run(last, files)
         self._check_settings(last)
         sink.prepare(last)
-        self._restore(last)
         contents = Ledger(storage).contents
         earlier: Summary | None = None
         if last.is_sync and not ending.is_finalised(last, contents):
@@ -142,15 +142,19 @@ class Nightly:
                     f"{one.asked}: its weights or tokenizer are not the ones {self.found.uri} was made with", hint=hint
                 )
 
-    def _restore(self, last: Plan) -> None:
-        """:raises BooksError: the ledger is gone, and this must not, or cannot, make it again."""
+    def _restored(self, last: Plan) -> Plan:
+        """The newest plan. :raises BooksError: it, or the ledger, is gone, and is not to be made again here."""
         storage, contents = self.found.storage, Ledger(self.found.storage).contents
         if self.dry_run or not isinstance(self.found.sink, ParquetSink):
             adopt.refuse_damaged(storage, last, contents)
         if not adopt.is_damaged(storage, last, contents):
-            return
-        windows = adopt.restore(storage, last)
-        self.listener.note(f"its ledger was gone: {windows} windows stand in the parts; the whole corpus is read")
+            return last
+        if not self.spec.migrate:
+            self._check_settings(last)
+        plan, windows = adopt.mend(storage, last)
+        what = "ledger" if plan is last else "newest plan"
+        self.listener.note(f"its {what} was gone: {windows} windows stand in the parts; the whole corpus is read")
+        return plan
 
     def _finish_earlier(self, last: Plan, contents: Contents) -> Summary | None:
         """Complete a sync that was stopped after its list of changes was whole, whatever the corpus is now."""

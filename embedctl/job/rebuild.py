@@ -191,16 +191,21 @@ def _of_folder(root: Path, listener: Listener) -> dict[str, Any]:
     adopted = 0
     with locks.lease(storage, names=["plan", "finalise"], listener=listener):
         plan = plans.load(storage)
-        if plan is not None and plan.generation > 1 and not ending.is_finalised(plan, Ledger(storage).contents):
-            adopted = adopt.restore(storage, plan)
+        contents = Ledger(storage).contents
+        begun = plan is not None and plan.generation > 1 and not ending.is_finalised(plan, contents)
+        if plan is not None and (begun or adopt.is_damaged(storage, plan, contents)):
+            plan, adopted = adopt.mend(storage, plan)
             listener.note("the next sync reads the whole corpus, to know which file each row is from")
         elif plan is not None:
             adopted = _adopted(storage, plan)
-    finished = plan is not None and ending.is_finalised(plan, Ledger(storage).contents)
+        lost = 0 if plan is None else _lost(storage, plan)
+    finished = plan is not None and not lost and ending.is_finalised(plan, Ledger(storage).contents)
     if plan is None:
         synced = any(part.record.key.generation > 1 for part in found)
         what = "embedctl sync with the settings that made it" if synced else "run the command that made it again; it"
         listener.note(f"its plan is gone too: {what} takes over these parts")
+    elif lost:
+        listener.note(f"{lost} parts of its ledger are gone: the next embedctl sync embeds their rows again")
     elif not finished:
         listener.note("run the command that made it again: it does what is missing, and finishes")
     return {
@@ -210,7 +215,15 @@ def _of_folder(root: Path, listener: Listener) -> dict[str, Any]:
         "windows": len(Ledger(storage).contents.windows),
         "adopted": adopted,
         "parts": len(found),
+        "lost": lost,
     }
+
+
+def _lost(storage: LocalStorage, plan: Plan) -> int:
+    """Windows whose parts are gone."""
+    sink = ParquetSink(storage)
+    sink.prepare(plan)
+    return len(sink.reconcile(ending.live_records(Ledger(storage).contents)).lost)
 
 
 def _adopted(storage: LocalStorage, plan: Plan) -> int:

@@ -23,6 +23,7 @@ from embedctl import registry
 from embedctl.codec import dead_from_json
 from embedctl.errors import BooksError, PlanMismatch, SourceChanged
 from embedctl.events import Listener, Summary
+from embedctl.job import adopt
 from embedctl.job import finalise as ending
 from embedctl.job.destination import Destination, open_existing
 from embedctl.job.execution import Execution
@@ -106,6 +107,8 @@ def _again(last: Plan, spec: JobSpec, found: Destination, ledger: Ledger) -> _Ag
         raise PlanMismatch(f"{found.uri}: a sync was begun and not finished; a retry comes after it", hint=sync)
     if not finished and last.targets is None:
         raise PlanMismatch(f"{found.uri}: the job is not finished; a retry comes after it", hint=embed)
+    if finished:
+        adopt.refuse_damaged(found.storage, last, ledger.contents)
     standing = ending.current_dead(_before(ledger, last, finished))
     plan = last
     if finished:

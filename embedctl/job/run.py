@@ -144,13 +144,15 @@ def _find_or_make(
         )
     first = plans.load(storage, 1) or plan
     plans.check(first, spec, storage.uri)
-    if plan.generation > 1 and not ending.is_finalised(plan, Ledger(storage).contents):
+    contents = Ledger(storage).contents
+    if plan.generation > 1 and not ending.is_finalised(plan, contents):
         what = "sync" if plan.is_sync else "retry"
         command = f"sync {' '.join(plan.inputs)} --to" if plan.is_sync else "retry"
         raise PlanMismatch(
             f"{storage.uri}: a {what} was begun and not finished",
             hint=f"finish it with: embedctl {command} {storage.uri}",
         )
+    adopt.refuse_damaged(storage, plan, contents)
     check_snapshot(plan, files, storage)
     return plan.moved_to(files), None
 

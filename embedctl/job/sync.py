@@ -14,7 +14,7 @@ from embedctl.errors import GuardRefused, Locked, PlanMismatch, UsageError
 from embedctl.events import Listener, Rows, Summary
 from embedctl.job import adopt, planning, run
 from embedctl.job import finalise as ending
-from embedctl.job.destination import default_destination, open_destination
+from embedctl.job.destination import default_destination, open_destination, refuse_lost
 from embedctl.job.nightly import Nightly, check_ids, told
 from embedctl.job.signals import obeyed
 from embedctl.job.summary import skipped_summary
@@ -97,9 +97,11 @@ def _first(spec: JobSpec, listener: Listener, *, dry_run: bool) -> Summary:
 
 
 def _taken_over(spec: JobSpec, draft: Plan, listener: Listener, *, dry_run: bool) -> bool:
-    """Whether parts whose state is gone were made a destination again."""
+    """Whether parts whose state is gone were made a destination again. :raises UsageError: it is a store's."""
     found = open_destination(spec)
     try:
+        if not isinstance(found.sink, ParquetSink) and plans.load(found.storage) is None:
+            refuse_lost(found)
         if not isinstance(found.sink, ParquetSink) or not adopt.parts_of(found.storage.root):
             return False
         if dry_run:

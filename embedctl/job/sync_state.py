@@ -93,7 +93,12 @@ def letters_of(storage: LocalStorage, contents: Contents) -> list[dict[str, Any]
 def known_dead(
     letters: Sequence[Mapping[str, Any]], last: Plan, files: Sequence[SourceFile]
 ) -> dict[tuple[int, int], str]:
-    """(file now, position) of dead rows in files that did not change -> why."""
+    """(file now, position) of rows in files that did not change, dead for what they are -> why. A duplicate is dead for
+    another row, which may be gone."""
     before = {f.uri: f for f in last.files}
     same = {f.uri: f.index for f in files if is_untouched(before.get(f.uri), f)}
-    return {(same[m["file"]], m["position"]): m["reason"] for m in letters if m["file"] in same}
+    return {(same[m["file"]], m["position"]): m["reason"] for m in letters if _is_own(m) and m["file"] in same}
+
+
+def _is_own(letter: Mapping[str, Any]) -> bool:
+    return not letter["reason"].startswith("duplicate id")

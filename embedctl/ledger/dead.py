@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -26,10 +27,11 @@ def put(
 
 
 def letters(storage: Storage, keys: Iterable[tuple[WindowKey, int]]) -> Iterator[tuple[WindowKey, Json]]:
-    """The letters of these (window, revision), in order, one JSON object each."""
+    """The letters of these (window, revision), in order, one JSON object each. A torn one is as good as lost."""
     for key, revision in keys:
         for line in (storage.read(_name(key, revision)) or b"").splitlines():
-            yield key, json.loads(line)
+            with contextlib.suppress(ValueError):
+                yield key, json.loads(line)
 
 
 def merge(storage: Storage, keys: Iterable[tuple[WindowKey, int]]) -> int:

@@ -31,6 +31,7 @@ from embedctl.sinks.parts import (
     part_name,
     unpacked_hashes,
     unpacked_positions,
+    unreadable,
     whole_column,
     window_in,
 )
@@ -212,14 +213,14 @@ class ParquetSink:
         except FileNotFoundError as exc:
             raise BooksError(f"{self._storage.root / name}: the part is gone") from exc
         except (pa.ArrowInvalid, OSError) as exc:
-            raise BooksError(f"{self._storage.root / name}: not a readable part ({exc})") from exc
+            raise unreadable(self._storage.root / name, exc) from exc
 
     def _read(self, record: WindowRecord, columns: list[str] | None) -> pa.Table:
         path = self._storage.root / (record.part or "")
         try:
             return pq.read_table(path, columns=columns, partitioning=None)
         except (pa.ArrowInvalid, OSError) as exc:
-            raise BooksError(f"{path}: not a readable part ({exc})") from exc
+            raise unreadable(path, exc) from exc
 
 
 def job_in(path: Path) -> str | None:

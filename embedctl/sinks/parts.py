@@ -8,11 +8,13 @@ from __future__ import annotations
 import base64
 import re
 import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from embedctl.errors import BooksError
 from embedctl.outputs import Multivector, Values
 from embedctl.records import WindowKey
 
@@ -36,6 +38,14 @@ def window_in(name: str) -> tuple[WindowKey, int] | None:
         return None
     key = WindowKey(generation=int(match[1]), slice=int(match[2]), window=int(match[3]))
     return key, 0 if match[4] is None else int(match[4] or 1)
+
+
+def unreadable(path: Path, exc: Exception) -> BooksError:
+    """What to say of a part that is there and cannot be read."""
+    return BooksError(
+        f"{path}: not a readable part ({exc})",
+        hint="move it away: the next embedctl sync, or the command that made it, embeds its rows again",
+    )
 
 
 def packed_positions(positions: np.ndarray) -> bytes:

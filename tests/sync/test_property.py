@@ -46,7 +46,8 @@ def live_through(
     world.split([world.row() for _ in range(world.chance.randint(1, 40))], world.chance.randint(1, 5))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _handle: None)  # what is killed here is a process, not a machine
-        spec = spec_of(world, here / "out")
+        rule = world.chance.choice(["first", "dead-letter"])
+        spec = spec_of(world, here / "out", on_duplicate=rule)
         job.sync(spec, Silent())
         for edits, kill in nights:
             for edit in edits:
@@ -57,14 +58,14 @@ def live_through(
                     world.edit("change")
             done = job.sync(spec, Silent())
             assert done.rows.balanced()
-            check(world, here, done.units)
+            check(world, here, done.units, rule)
 
 
-def check(world: World, here: Path, units: int) -> None:
+def check(world: World, here: Path, units: int, rule: str) -> None:
     found = rows_in(here / "out")
     assert {row["id"] for row in found.values()} == set(world.live())
     assert units == len(found)
-    assert found == fresh_rows(world, here / "fresh")
+    assert found == fresh_rows(world, here / "fresh", on_duplicate=rule)
     current = here / "out" / ".embedctl" / "current"
     if current.is_symlink():
         assert rows_in(current.resolve()) == found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 
 from embedctl import job
+from embedctl.errors import EmbedctlError
 from embedctl.events import Silent
 from embedctl.job.delete import delete
 from embedctl.job.destination import open_existing
+from embedctl.job.rebuild import rebuild
 from embedctl.sinks.base import Scannable
 from tests.sync.world import World, counting, fresh_rows, killed_at, spec_of
 
@@ -108,3 +111,30 @@ def test_nights_with_kills(world: World, to: str, tmp_path: Path, monkeypatch: p
         done = run(world, to)()
         assert done.rows.balanced()
         assert agrees(world, to, tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("loss", ["state", "plan"])
+@pytest.mark.parametrize("more", [{}, {"chunk": "tokens:4"}, {"on_duplicate": "dead-letter"}])
+def test_a_state_lost_after_some_nights_is_rebuilt(
+    world: World, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, more: dict[str, Any]
+) -> None:
+    night = run(world, to, **more)
+    night()
+    for _ in range(2):
+        for edit in ("add", "change", "payload", "delete", "null", "twice"):
+            world.edit(edit)
+        night()
+    state = next((tmp_path / "state").rglob(".embedctl"))
+    if loss == "state":
+        shutil.rmtree(state.parent)
+    else:
+        max(state.glob("plan-*.json")).unlink()
+    world.edit("change")
+    with pytest.raises(EmbedctlError) as raised:
+        night()
+    assert f"embedctl state rebuild {to}" in str(raised.value.hint)
+    assert rebuild(to, listener=Silent())["finished"]
+    encoded = counting(monkeypatch)
+    assert night().rows.balanced()
+    assert sum(encoded) <= 4, "the changed row, in up to four chunks"
+    assert agrees(world, to, tmp_path / "fresh", **more)

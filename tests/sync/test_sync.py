@@ -133,6 +133,20 @@ def test_new_ids_that_stand_twice(world: World, out: Path, monkeypatch: pytest.M
     assert agrees(world, out)
 
 
+def test_a_duplicate_lives_once_the_row_before_it_is_gone(world: World, out: Path) -> None:
+    more: dict[str, Any] = {"on_duplicate": "dead-letter"}
+    names = sorted(world.files)
+    first = world.files[names[0]][0]
+    world.files[names[1]].append({**first, "text": "the second"})
+    world.files[names[2]].append({**first, "text": "the third"})
+    world.write_all()
+    assert sync(world, out, **more).rows.dead == 2
+    world.files[names[0]].remove(first)
+    world.write(names[0])
+    assert sync(world, out, **more).rows.dead == 1
+    assert agrees(world, out, **more)
+
+
 @pytest.mark.parametrize(("rule", "code"), [("fail", GuardRefused), ("dead-letter", None)])
 def test_duplicates_by_the_other_rules(world: World, out: Path, rule: str, code: type[Exception] | None) -> None:
     sync(world, out, on_duplicate=rule)
