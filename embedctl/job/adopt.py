@@ -20,19 +20,18 @@ from embedctl import plan as plans
 from embedctl.codec import record_from_json
 from embedctl.errors import BooksError, PlanMismatch
 from embedctl.job import finalise as ending
-from embedctl.job.delete import is_begun
+from embedctl.job.delete_list import is_begun
 from embedctl.ledger.segments import Contents, Ledger
 from embedctl.plan import Plan
 from embedctl.records import WindowKey, WindowRecord
 from embedctl.sinks import parquet, versions
+from embedctl.sinks.base import UNIT_COLUMNS
 from embedctl.sinks.parts import window_in
 from embedctl.sources import changes
 from embedctl.storage import STATE, LocalStorage
 
 REBUILT = "rebuilt"
 """Kind of the event that a generation's books were made from parts: where its rows are from is not known."""
-
-_OWN_COLUMNS = frozenset({"chunk", "char_start", "char_end", "token_count", "truncated"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +95,9 @@ def mend(storage: LocalStorage, plan: Plan) -> tuple[Plan, int]:
     :raises BooksError: a part cannot be read, or is another job's. :raises PlanMismatch: the plan that is gone was not
     like this one.
     """
-    contents = Ledger(storage).contents
-    if not _is_older(storage, plan, contents):
-        return plan, _restore(storage, plan)
     found = parts_of(storage.root)
+    if not _is_older(storage, plan, Ledger(storage).contents):
+        return plan, _restore(storage, plan, found)
     other = [p.name for p in found if p.recipe != plan.recipe]
     if other:
         raise PlanMismatch(
@@ -117,11 +115,10 @@ def _stand_in(storage: LocalStorage, like: Plan, found: Sequence[Part]) -> tuple
     plan = replace(like, generation=generation, snapshot="", slices=(), targets=None, changes=generation)
     changes.clear(storage, generation - 1)
     plans.publish(storage, plan)
-    return plan, _restore(storage, plan)
+    return plan, _restore(storage, plan, found)
 
 
-def _restore(storage: LocalStorage, plan: Plan) -> int:
-    found = parts_of(storage.root)
+def _restore(storage: LocalStorage, plan: Plan, found: Sequence[Part]) -> int:
     foreign = [p.name for p in found if p.job != plan.job]
     if foreign:
         raise BooksError(f"{storage.root / foreign[0]}: a part of another job", hint="move it to a folder of its own")
@@ -189,7 +186,7 @@ def _check_alike(storage: LocalStorage, draft: Plan, found: Sequence[Part]) -> N
     needed = {"id", *draft.keep, *(o.name for o in draft.outputs)}
     for part in found:
         columns = set(part.columns)
-        if part.recipe != draft.recipe or not needed <= columns or columns - needed - _OWN_COLUMNS:
+        if part.recipe != draft.recipe or not needed <= columns or columns - needed - set(UNIT_COLUMNS):
             raise PlanMismatch(
                 f"{storage.root / part.name}: its plan is gone, and it was made with other settings or another model",
                 hint=hint,

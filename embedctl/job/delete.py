@@ -24,8 +24,9 @@ from embedctl import plan as plans
 from embedctl.codec import dead_from_json
 from embedctl.errors import PlanMismatch, SourceError, UsageError
 from embedctl.events import Listener
+from embedctl.job import adopt, manifest
 from embedctl.job import finalise as ending
-from embedctl.job import manifest
+from embedctl.job.delete_list import name_of
 from embedctl.job.destination import Destination, open_existing, open_source, refuse_lost
 from embedctl.job.signals import obeyed
 from embedctl.job.sync_drop import file_of, keep_hashes
@@ -38,9 +39,8 @@ from embedctl.sources.files import discover
 from embedctl.sources.schema import read_schemas, resolve_schema
 from embedctl.spec import JobSpec
 from embedctl.stages.flow import Halt
-from embedctl.storage import STATE, LocalStorage
+from embedctl.storage import LocalStorage
 
-FOLDER = f"{STATE}/deletes"
 EXAMPLES = 5
 
 
@@ -100,7 +100,7 @@ class Deleting:
 
     def finish_earlier(self, plan: Plan) -> Plan:
         """A delete that was begun and not finished comes first."""
-        kept = self.found.storage.read(_name(plan.generation))
+        kept = self.found.storage.read(name_of(plan.generation))
         if kept is None or self._finalised(plan):
             return plan
         self.listener.note(f"{self.found.uri}: finishing a delete that was begun before")
@@ -109,8 +109,6 @@ class Deleting:
 
     def check_finished(self, plan: Plan) -> None:
         """:raises PlanMismatch: rows may still be on their way. :raises BooksError: the ledger or the plan is gone."""
-        from embedctl.job import adopt
-
         if not self._finalised(plan):
             raise PlanMismatch(
                 f"{self.found.uri}: the job there is not finished",
@@ -134,7 +132,7 @@ class Deleting:
         before = sum(r.units for r in ending.live_records(ledger.contents))
         sink.before_change(plan, ending.live_records(ledger.contents))
         content = zstandard.compress(json.dumps(sorted(there)).encode("utf-8", "surrogatepass"))
-        self.found.storage.put_if_absent(_name(following.generation), content, mode=0o600)
+        self.found.storage.put_if_absent(name_of(following.generation), content, mode=0o600)
         failpoints.hit("before-delete")
         plans.publish(self.found.storage, following)
         return {**counts, "vectors": before - self._drop(following, there), "generation": following.generation}
@@ -160,7 +158,7 @@ class Deleting:
         number = ending.rounds(plan, ledger.contents, ending.FINALISED)
         ledger.append({"kind": ending.FINALISED, "generation": plan.generation, "round": number})
         manifest.keep(storage, ledger, sink)
-        storage.delete(_name(plan.generation))
+        storage.delete(name_of(plan.generation))
         return sum(r.units for r in records)
 
     def _losing(self, ledger: Ledger, ids: Sequence[str]) -> Iterator[tuple[WindowRecord, np.ndarray]]:
@@ -219,15 +217,6 @@ def _keep_letters(record: WindowRecord, changed: WindowRecord, plan: Plan, stora
     by_uri = {f.uri: f.index for f in plan.files}
     letters = [x for _, x in dead.letters(storage, [(record.key, record.revision)])]
     dead.put(storage, record.key, [dead_from_json(x, by_uri[x["file"]]) for x in letters], plan.files, changed.revision)
-
-
-def is_begun(storage: LocalStorage, plan: Plan) -> bool:
-    """Whether the ids of this generation's delete are still to be taken out."""
-    return storage.read(_name(plan.generation)) is not None
-
-
-def _name(generation: int) -> str:
-    return f"{FOLDER}/g{generation:04d}.json.zst"
 
 
 def _text(path: Path) -> str:

@@ -40,12 +40,13 @@ def verify(destination: str, *, sample: int = 64, state: str | None = None, list
     storage = found.storage
     contents = Ledger(storage).contents
     adopt.refuse_damaged(storage, plan, contents)
-    sink, checks = found.sink, [finished(plan, ending.is_finalised(plan, contents))]
+    done = ending.is_finalised(plan, contents)
+    sink, checks = found.sink, [finished(plan, done)]
     if not isinstance(sink, ParquetSink):
         return report(storage, checks + of_store(plan, storage, sink, ending.live_records(contents)))
     sink.prepare(plan)
     records = [r for r in ending.live_records(contents) if r.part]
-    parts = _parts(sink, records, done=ending.is_finalised(plan, contents))
+    parts = _parts(sink, records, done=done)
     checks += [parts, books(plan, storage, sink)]
     if parts.ok:
         listener.note(f"reading {len(records)} parts")

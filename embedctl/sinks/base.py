@@ -85,6 +85,10 @@ class Hashed(Protocol):
         ...
 
 
+UNIT_COLUMNS = ("chunk", "char_start", "char_end", "token_count", "truncated")
+"""What a destination may tell of each unit beside its id, its outputs and what was kept."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
     """Units read back from a destination, in order. row: int64 (u,), the window's live row of each. outputs: as stored.

@@ -26,7 +26,7 @@ from embedctl.records import WindowKey, WindowOutput, WindowRecord
 from embedctl.sinks import lancedb_index as indexing
 from embedctl.sinks import lancedb_read as reading
 from embedctl.sinks import stores
-from embedctl.sinks.base import Hit, Reconciled, Stored
+from embedctl.sinks.base import UNIT_COLUMNS, Hit, Reconciled, Stored
 from embedctl.sinks.columns import values_of
 from embedctl.sinks.keyed_records import (
     HASH,
@@ -133,12 +133,11 @@ class LanceSink:
         found = self._table.ask(lambda t: reading.at_positions(t, positions))
         if len(np.unique(found[POS].to_numpy())) != len(rows):
             raise BooksError(f"{self._table.name}: rows of window {record.key.stem} are gone", hint="embedctl verify")
-        more = ("chunk", "char_start", "char_end", "token_count", "truncated")
-        own = {n: found[n].to_numpy() for n in more if n in found.column_names and n not in self.plan.keep}
+        own = {n: found[n].to_numpy() for n in UNIT_COLUMNS if n in found.column_names and n not in self.plan.keep}
         return Stored(
             row=rows[np.searchsorted(positions, found[POS].to_numpy())],
             outputs={o.name: values_of(found[o.name].combine_chunks(), o)[0] for o in self.plan.outputs},
-            **{name: own.get(name) for name in more},
+            **{name: own.get(name) for name in UNIT_COLUMNS},
         )
 
     def drop_rows(self, record: WindowRecord, output: WindowRecord, rows: Sequence[int]) -> WindowRecord:

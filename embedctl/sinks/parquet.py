@@ -22,7 +22,7 @@ from embedctl.errors import BooksError, SinkError
 from embedctl.outputs import OutputSpec, Values
 from embedctl.plan import Plan
 from embedctl.records import WindowKey, WindowOutput, WindowRecord
-from embedctl.sinks.base import Reconciled, Stored
+from embedctl.sinks.base import UNIT_COLUMNS, Reconciled, Stored
 from embedctl.sinks.columns import values_of
 from embedctl.sinks.parts import (
     output_array,
@@ -116,7 +116,7 @@ class ParquetSink:
         return footer_of(self._footer(record.part).metadata or {})[1]
 
     def stored(self, record: WindowRecord, rows: np.ndarray) -> Stored:
-        own = [n for n in ("chunk", "char_start", "char_end", "token_count", "truncated") if n not in self.plan.keep]
+        own = [n for n in UNIT_COLUMNS if n not in self.plan.keep]
         present = set(self._footer(record.part or "").schema.to_arrow_schema().names)
         names = [n for n in own if n in present]
         table = self._read(record, [*names, *(o.name for o in self.plan.outputs)])
@@ -127,11 +127,7 @@ class ParquetSink:
         return Stored(
             row=document,
             outputs={o.name: values_of(whole_column(table, o.name), o)[0] for o in self.plan.outputs},
-            chunk=columns.get("chunk"),
-            char_start=columns.get("char_start"),
-            char_end=columns.get("char_end"),
-            token_count=columns.get("token_count"),
-            truncated=columns.get("truncated"),
+            **{name: columns.get(name) for name in UNIT_COLUMNS},
         )
 
     def before_change(self, plan: Plan, records: Sequence[WindowRecord]) -> None:

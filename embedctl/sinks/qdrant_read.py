@@ -22,12 +22,11 @@ from embedctl.outputs import SINGLE, Multivector, OutputSpec, Values
 from embedctl.plan import Plan
 from embedctl.records import WindowRecord
 from embedctl.sinks import payload_types, qdrant_columns
-from embedctl.sinks.base import Hit, Stored
+from embedctl.sinks.base import UNIT_COLUMNS, Hit, Stored
 from embedctl.sinks.qdrant_engine import HASH, JOB, POS, UNNAMED, Ask, Engine, Layout, Plain, Record
 from embedctl.sinks.qdrant_layout import SIMILARITIES
 from embedctl.sinks.qdrant_where import Filter, parse_where
 from embedctl.sinks.stored import KEYS_AT_ONCE, in_order, stored_of, units_of
-from embedctl.sinks.stored import OWN as OWN_FIELDS
 from embedctl.sinks.stores import PointId, WindowRows, point_id
 
 OWN = (JOB, POS, HASH)
@@ -189,7 +188,9 @@ def stored(engine: Engine, plan: Plan, record: WindowRecord, known: WindowRows, 
     columns: dict[str, Any] = {
         o.name: qdrant_columns.column([p.vectors.get(n) for p in points], o) for o, n in names.items()
     }
-    columns |= {n: pa.array([p.payload[n] for p in points]) for n in OWN_FIELDS if all(n in p.payload for p in points)}
+    columns |= {
+        n: pa.array([p.payload[n] for p in points]) for n in UNIT_COLUMNS if all(n in p.payload for p in points)
+    }
     table = pa.table(columns)
     return stored_of(known, rows, in_order(table, [p.id for p in points], wanted, engine.name, record), plan)
 

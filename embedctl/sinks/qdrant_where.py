@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from embedctl.errors import UsageError
+from embedctl.sinks.base import UNIT_COLUMNS
 
 Filter = dict[str, Any]
 Node = Mapping[str, Any]
@@ -35,7 +36,7 @@ _ORDERS = {
 _MIRRORED = {"lt": "gt", "lte": "gte", "gt": "lt", "gte": "lte"}
 _OPPOSITE = {"lt": "gte", "lte": "gt", "gt": "lte", "gte": "lt"}
 _EXACT_FLOAT = 1 << 53
-_ALWAYS_THERE = ("id", "chunk", "char_start", "char_end", "token_count", "truncated")
+_ALWAYS_THERE = ("id", *UNIT_COLUMNS)
 
 Value = str | int | float | bool | decimal.Decimal | datetime.datetime | datetime.date
 

@@ -17,12 +17,11 @@ from embedctl.errors import BooksError
 from embedctl.outputs import OutputSpec, Values
 from embedctl.plan import Plan
 from embedctl.records import WindowRecord
-from embedctl.sinks.base import Stored
+from embedctl.sinks.base import UNIT_COLUMNS, Stored
 from embedctl.sinks.columns import values_of
 from embedctl.sinks.parts import output_array, whole_column
 from embedctl.sinks.stores import WindowRows
 
-OWN = ("chunk", "char_start", "char_end", "token_count", "truncated")
 KEYS_AT_ONCE = 256
 
 
@@ -32,11 +31,11 @@ def units_of(known: WindowRows, rows: np.ndarray, plan: Plan) -> list[tuple[str,
 
 
 def stored_of(known: WindowRows, rows: np.ndarray, columns: Mapping[str, pa.Array[Any]], plan: Plan) -> Stored:
-    """columns: of the units, in the order of `units_of`; all outputs, and those of `OWN` that are there."""
+    """columns: of the units, in the order of `units_of`; all outputs, and those of `UNIT_COLUMNS` that are there."""
     outputs: dict[str, Values] = {o.name: values_of(_signed(columns[o.name], o), o)[0] for o in plan.outputs}
-    own = {n: columns[n].to_numpy(zero_copy_only=False) for n in OWN if n in columns and n not in plan.keep}
+    own = {n: columns[n].to_numpy(zero_copy_only=False) for n in UNIT_COLUMNS if n in columns and n not in plan.keep}
     units = np.asarray(known.units, dtype=np.int64)[rows]
-    return Stored(row=np.repeat(rows, units), outputs=outputs, **{name: own.get(name) for name in OWN})
+    return Stored(row=np.repeat(rows, units), outputs=outputs, **{name: own.get(name) for name in UNIT_COLUMNS})
 
 
 def _signed(column: pa.Array[Any], spec: OutputSpec) -> pa.Array[Any]:
